@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvloom.types import Grade, Int32Array, Kind, Reason
+from kvloom.types import Grade, Int32Array, IntArray, Kind, Reason
 
 
 def _empty() -> Int32Array:
@@ -69,3 +69,38 @@ class Explanation:
     prompt_tokens: int
     known_tokens: int
     limits: Sequence[Limit]
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaGeometry:
+    """Where the slots of every KV cache group lie inside the one arena of a tier.
+
+    A slot id is local to its group.  Slot ``s`` of group ``g`` starts at byte ``base[g] + (s // slots_per_page[g]) *
+    page_bytes[g] + (s % slots_per_page[g]) * slot_bytes[g]``.  All offsets are multiples of 256.
+
+    Attributes:
+        arena_bytes: size of the arena.
+        base, page_bytes, slots_per_page, slot_bytes, num_slots: int64 ``[groups]``.
+        static_split: True when the arena is too small for moving pages, so every group has a fixed part of it.
+    """
+
+    arena_bytes: int
+    base: IntArray
+    page_bytes: IntArray
+    slots_per_page: IntArray
+    slot_bytes: IntArray
+    num_slots: IntArray
+    static_split: bool
+
+    def slot_offset(self, group: int, slot: int) -> int:
+        """Byte offset of a slot; raises IndexError for a slot the group cannot have."""
+        if not 0 <= slot < self.num_slots[group]:
+            raise IndexError(f"group {group} has slots 0 to {self.num_slots[group] - 1}, not {slot}")
+        page, within = divmod(slot, int(self.slots_per_page[group]))
+        return int(self.base[group] + page * self.page_bytes[group] + within * self.slot_bytes[group])
+
+    def slot_offsets(self, group: int, slots: Int32Array) -> IntArray:
+        """Byte offsets of many slots of one group, int64 of the same shape (unchecked)."""
+        page, within = np.divmod(slots.astype(np.int64), self.slots_per_page[group])
+        offsets: IntArray = self.base[group] + page * self.page_bytes[group] + within * self.slot_bytes[group]
+        return offsets
