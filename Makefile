@@ -1,0 +1,36 @@
+# make setup   .venv in this checkout, once
+# make demo    watch a hybrid model reuse a long document
+# make check   ruff, mypy --strict, import-linter
+# make test    the test suite
+# make gpu-check   verify-model for five families on CUDA (says so when there is no CUDA device)
+
+VENV  := .venv
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.kvloom-setup
+
+.PHONY: setup demo check test gpu-check wheel
+.DEFAULT_GOAL := setup
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt tools/setup.sh
+	bash tools/setup.sh $(VENV)
+	@touch $@
+
+demo: setup
+	$(BIN)/kvloom demo
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: setup
+	$(BIN)/pytest
+
+gpu-check: setup
+	$(BIN)/python tools/gpu_check.py
+
+wheel: setup
+	$(BIN)/python -m build --wheel

@@ -1,0 +1,3 @@
+"""The ``kvloom`` command."""
+
+from __future__ import annotations
