@@ -237,9 +237,7 @@ def tiny_config(family: str, **overrides: Any) -> PreTrainedConfig:
     return config
 
 
-def random_model(
-    config: PreTrainedConfig, seed: int = 0, dtype: torch.dtype | str = "float32"
-) -> PreTrainedModel:
+def random_model(config: PreTrainedConfig, seed: int = 0, dtype: torch.dtype | str = "float32") -> PreTrainedModel:
     """Model of ``config`` in eval mode with every parameter and routing table drawn from ``seed``.
 
     The values depend only on ``seed``, the names and the shapes of the parameters, not on the dtype
@@ -259,7 +257,7 @@ def random_model(
     with torch.no_grad():
         for index, (name, tensor) in enumerate(model.named_parameters()):
             generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
-            tensor.copy_(_draw(name, tensor, generator, tied=tied))
+            tensor.copy_(_draw(name, tensor, generator, tied=tied) * _gain(config, name))
         for index, (name, tensor) in enumerate(model.named_buffers()):
             generator = torch.Generator().manual_seed(seed * 1_000_003 + 500_009 + index)
             if name.endswith("tid2eid"):  # V4: token id -> experts of the hash-routed layers, distinct per token
@@ -289,6 +287,11 @@ def _draw(name: str, tensor: torch.Tensor, generator: torch.Generator, *, tied: 
     if "norm" in name or leaf in ("D", "scale", "layer_scalar", "hc_scale"):
         return 0.1 * noise + _neutral(tensor)
     return 0.3 * noise
+
+
+def _gain(config: PreTrainedConfig, name: str) -> float:
+    """Gemma 4 does not scale its attention scores: trained query norms do it, so random ones must."""
+    return 0.3 if config.model_type == "gemma4_text" and "q_norm" in name else 1.0
 
 
 def _neutral(tensor: torch.Tensor) -> float:
