@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Hashable
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -17,13 +17,13 @@ from transformers.cache_utils import Cache
 
 
 @functools.cache
-def _arguments_of(model_class: Hashable) -> frozenset[str]:
-    return frozenset(inspect.signature(cast("type[PreTrainedModel]", model_class).forward).parameters)
+def _arguments_of(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
 
 
 def accepts(model: PreTrainedModel, argument: str) -> bool:
     """Whether the model's forward takes a keyword called ``argument`` by name."""
-    return argument in _arguments_of(type(model))
+    return argument in _arguments_of(type(model).forward)
 
 
 def forward_chunk(
