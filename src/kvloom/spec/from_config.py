@@ -1,0 +1,136 @@
+"""From a model config to its :class:`~kvloom.spec.model_spec.ModelSpec`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from kvloom.errors import ConfigError, SpecError
+from kvloom.spec.attention import attention_groups, recurrent_groups
+from kvloom.spec.config_view import ConfigView, load_config
+from kvloom.spec.deepseek_v4 import transformers_format, v4_groups
+from kvloom.spec.families import Attention
+from kvloom.spec.identity import identity_pairs
+from kvloom.spec.layers import layer_views, resolve_family
+from kvloom.spec.model_spec import GroupSpec, ModelSpec, round_up
+from kvloom.types import DTYPE_BYTES, Kind
+
+_GLOBAL_KINDS = (Kind.COMPRESSED, Kind.INDEXER)
+
+
+def spec_from_config(
+    config: Any,
+    *,
+    block_size: int = 128,
+    segment: int | None = None,
+    dtype: str | None = None,
+    snapshot_interval: int | None = None,
+    name: str | None = None,
+) -> ModelSpec:
+    """Describe the cached state of a model.
+
+    Args:
+        config: a transformers config object, a dict, a ``config.json`` or a directory that holds one.
+        block_size: tokens per block of ratio-1 groups.
+        segment: tokens per segment, a multiple of the LCM; by default the smallest that is >= ``block_size``.
+        dtype: dtype of the activations (``"bfloat16"``); by default the config's, else ``float32``.
+        snapshot_interval: tokens between recurrent snapshots, a multiple of the segment; by default so many
+            that the snapshots weigh no more than the KV of the tokens between them.
+        name: by default the ``model_type``.
+
+    Raises:
+        InputError: the config cannot be read.
+        ConfigError: an option is out of range.
+        SpecError: a layer type, state or geometry that is not understood; nothing is guessed.
+    """
+    view, family = resolve_family(load_config(config))
+    check_block_size(block_size)
+    dtype = activation_dtype(view, dtype)
+    layers = layer_views(view, family)
+    if family.attention is Attention.DEEPSEEK_V4:
+        groups = v4_groups(layers, view, transformers_format(view, dtype), block_size)
+    else:
+        groups = attention_groups(layers, family, dtype, block_size) + recurrent_groups(layers, family, dtype)
+    label = name or view.model_type or "model"
+    if not groups:
+        raise SpecError(f"model {label!r}: no layer keeps any state, so there is nothing to cache")
+    return finish_spec(
+        label,
+        groups,
+        block_size=block_size,
+        segment=segment,
+        snapshot_interval=snapshot_interval,
+        max_positions=_count(view, "max_position_embeddings"),
+        vocab_size=_count(view, "vocab_size"),
+        identity=identity_pairs(view, groups, dtype),
+    )
+
+
+def finish_spec(
+    name: str,
+    groups: list[GroupSpec],
+    *,
+    block_size: int,
+    segment: int | None,
+    snapshot_interval: int | None,
+    max_positions: int,
+    vocab_size: int,
+    identity: tuple[tuple[str, str], ...] = (),
+    form: str = "transformers",
+) -> ModelSpec:
+    """Choose the segment and the snapshot interval and put the spec together."""
+    lcm = math.lcm(*(g.block_tokens for g in groups if not g.is_snapshot), 1)
+    if segment is None:
+        segment = round_up(block_size, lcm)
+    if segment < 1 or segment % lcm:
+        raise ConfigError(f"segment: {segment} is not a positive multiple of the LCM of all blocks, {lcm} tokens")
+    spec = ModelSpec(
+        name=name,
+        groups=tuple(groups),
+        block_size=block_size,
+        segment_tokens=segment,
+        format=form,
+        max_positions=max_positions,
+        vocab_size=vocab_size,
+        exact_replay_tokens=sum(g.window * len(g.layers) for g in groups if g.kind is Kind.WINDOW),
+        identity=identity,
+    )
+    return replace(spec, snapshot_interval=_snapshot_interval(spec, snapshot_interval))
+
+
+def check_block_size(block_size: int) -> None:
+    """ConfigError unless ``block_size`` is a whole number >= 1."""
+    if block_size < 1:
+        raise ConfigError(f"block_size: must be a whole number of tokens >= 1, not {block_size!r}")
+
+
+def activation_dtype(view: ConfigView, dtype: str | None) -> str:
+    """The dtype given, else the config's, else float32 (as torch does); checked."""
+    value = dtype
+    for key in ("dtype", "torch_dtype"):
+        value = value if value is not None else view.get(key)
+    text = "float32" if value is None else str(value).removeprefix("torch.")
+    if text not in DTYPE_BYTES:
+        raise ConfigError(f"dtype: {text!r} is not known; use one of {', '.join(DTYPE_BYTES)}")
+    return text
+
+
+def _snapshot_interval(spec: ModelSpec, asked: int | None) -> int:
+    snapshots = sum(g.entry_bytes for g in spec.of_kind(Kind.RECURRENT))
+    segment = spec.segment_tokens
+    if asked is not None:
+        if asked < 0 or asked % segment:
+            raise ConfigError(f"snapshot_interval: {asked} is not a multiple of the segment, {segment} tokens")
+        return asked
+    if not snapshots:
+        return 0
+    per_token = sum(g.bytes_per_token for g in spec.of_kind(*_GLOBAL_KINDS))
+    if not per_token:
+        return segment
+    return round_up(math.ceil(snapshots / per_token), segment)
+
+
+def _count(view: ConfigView, name: str) -> int:
+    value = view.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
