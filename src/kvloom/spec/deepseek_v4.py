@@ -29,18 +29,26 @@ class V4Format:
         window: ``(shape, dtype)`` of one window entry, without the entry axis, which comes before the last.
         entry: of one compressed entry.
         indexer: of one indexer entry.
+        row_dtype: of rows that are not compressed yet, and of the overlap.
+        gate_dtype: of the gates of the overlap, to which the position bias has been added.
     """
 
     window: tuple[tuple[int, ...], str]
     entry: tuple[tuple[int, ...], str]
     indexer: tuple[tuple[int, ...], str]
     row_dtype: str
+    gate_dtype: str
 
 
 def transformers_format(config: ConfigView, dtype: str) -> V4Format:
-    """Everything in the dtype of the activations."""
+    """Everything in the dtype of the activations, but the overlap's gates.
+
+    ``from_pretrained`` keeps ``position_bias`` in float32 when the model is bfloat16 or float16, so the sum of
+    gate and bias is float32.  (A model made by ``from_config`` keeps nothing apart: ``tensor_dtypes`` says so.)
+    """
     head, index = config.integer("head_dim"), config.integer("index_head_dim")
-    return V4Format(((1, head), dtype), ((head,), dtype), ((index,), dtype), dtype)
+    gates = "float32" if dtype in ("bfloat16", "float16") else dtype
+    return V4Format(((1, head), dtype), ((head,), dtype), ((index,), dtype), dtype, gates)
 
 
 def v4_groups(layers: list[LayerView], config: ConfigView, fmt: V4Format, block_size: int) -> list[GroupSpec]:
@@ -75,18 +83,20 @@ def _compressed(
         widths["indexer"] = config.integer("index_head_dim")
         keys = TensorSpec("compressed_kv.indexer", *fmt.indexer, entry_axis=0)
         groups.append(GroupSpec("csa.indexer", Kind.INDEXER, layers, (keys,), ratio=ratio, block_tokens=block))
-        overlap = _rows("overlap", widths, ratio, 1, fmt.row_dtype)
+        overlap = _rows("overlap", widths, (ratio, 1), (fmt.row_dtype, fmt.gate_dtype))
         groups.append(GroupSpec("tail.overlap", Kind.TAIL, layers, overlap, ratio=ratio, first_needed=ratio))
-    pending = _rows("buffer", widths, ratio, 2 if overlapping else 1, fmt.row_dtype)
+    pending = _rows("buffer", widths, (ratio, 2 if overlapping else 1), (fmt.row_dtype, fmt.row_dtype))
     groups.append(GroupSpec(f"tail.{name}", Kind.TAIL, layers, pending, ratio=ratio, needed_unless_multiple_of=ratio))
     return groups
 
 
-def _rows(what: str, widths: dict[str, int], rows: int, halves: int, dtype: str) -> tuple[TensorSpec, ...]:
+def _rows(what: str, widths: dict[str, int], shape: tuple[int, int], dtypes: tuple[str, str]) -> tuple[TensorSpec, ...]:
+    """Rows of KV and gate for each owner; ``shape``: (rows, times the width of an entry)."""
+    rows, halves = shape
     return tuple(
         TensorSpec(f"{what}_{part}.{owner}", (rows, halves * width), dtype)
         for owner, width in widths.items()
-        for part in ("kv", "gate")
+        for part, dtype in zip(("kv", "gate"), dtypes, strict=True)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,7 @@ def spec_from_config(
     dtype: str | None = None,
     snapshot_interval: int | None = None,
     name: str | None = None,
+    tensor_dtypes: Mapping[str, str] | None = None,
 ) -> ModelSpec:
     """Describe the cached state of a model.
 
@@ -38,6 +40,7 @@ def spec_from_config(
         snapshot_interval: tokens between recurrent snapshots, a multiple of the segment; by default so many
             that the snapshots weigh no more than the KV of the tokens between them.
         name: by default the ``model_type``.
+        tensor_dtypes: tensor name -> dtype, where a loaded model stores another dtype than ``from_pretrained`` would.
 
     Raises:
         InputError: the config cannot be read.
@@ -52,6 +55,7 @@ def spec_from_config(
         groups = v4_groups(layers, view, transformers_format(view, dtype), block_size)
     else:
         groups = attention_groups(layers, family, dtype, block_size) + recurrent_groups(layers, family, dtype)
+    groups = [_with_dtypes(group, tensor_dtypes or {}) for group in groups]
     label = name or view.model_type or "model"
     if not groups:
         raise SpecError(f"model {label!r}: no layer keeps any state, so there is nothing to cache")
@@ -129,6 +133,10 @@ def _snapshot_interval(spec: ModelSpec, asked: int | None) -> int:
     if not per_token:
         return segment
     return round_up(math.ceil(snapshots / per_token), segment)
+
+
+def _with_dtypes(group: GroupSpec, dtypes: Mapping[str, str]) -> GroupSpec:
+    return replace(group, tensors=tuple(replace(t, dtype=dtypes.get(t.name, t.dtype)) for t in group.tensors))
 
 
 def _count(view: ConfigView, name: str) -> int:
