@@ -1,0 +1,164 @@
+"""Making room: least recently released first, group-complete, page by page between groups.
+
+Dropping one block of a prefix group drops what only that block made reachable: the other objects of its node
+and everything below.  A checkpoint goes as a whole.  A window block or snapshot goes alone.
+"""
+
+from __future__ import annotations
+
+from kvloom.core._jit import jit
+from kvloom.core.arrays import RULE_PREFIX, Arrays
+from kvloom.core.block_pool import take_slot
+from kvloom.core.prefix_index import add_weight, drop_weight, forget_object
+from kvloom.types import SLOT_EVICTED
+
+
+@jit
+def group_of_column(a: Arrays, c: int) -> int:
+    """Group that column ``c`` belongs to."""
+    g = 0
+    while a.col_base[g + 1] <= c:
+        g += 1
+    return g
+
+
+@jit
+def drop_node_objects(a: Arrays, n: int, code: int) -> None:
+    """Drop every object of node ``n`` that nobody holds.  The caller holds the node."""
+    if a.resident[n] == 0:
+        return
+    for g in range(len(a.rule)):
+        for c in range(a.col_base[g], a.col_base[g + 1]):
+            local = a.columns[n, c]
+            if local >= 0 and a.pins[a.slot_base[g] + local] == 0:
+                forget_object(a, g, a.slot_base[g] + local, code)
+
+
+@jit
+def _drop_with_checkpoints(a: Arrays, n: int, code: int) -> None:
+    checkpoint = a.first_checkpoint[n]
+    while checkpoint >= 0:
+        after = a.sibling_next[checkpoint]
+        if a.resident[checkpoint] > 0:
+            add_weight(a, checkpoint)
+            drop_node_objects(a, checkpoint, code)
+            drop_weight(a, checkpoint)
+        checkpoint = after
+    drop_node_objects(a, n, code)
+
+
+@jit
+def _first_leaf(a: Arrays, n: int) -> int:
+    while a.first_child[n] >= 0 and a.weight[n] > 0:
+        n = a.first_child[n]
+    return n
+
+
+@jit
+def drop_subtree(a: Arrays, top: int, code: int) -> None:
+    """Drop every object in and below ``top`` that nobody holds, children before parents."""
+    add_weight(a, top)
+    n = _first_leaf(a, top)
+    while True:
+        if a.weight[n] > 0:
+            add_weight(a, n)
+            _drop_with_checkpoints(a, n, code)
+            drop_weight(a, n)
+        if n == top:
+            break
+        if a.sibling_next[n] >= 0:
+            n = _first_leaf(a, a.sibling_next[n])
+        else:
+            n = a.parent[n]
+    drop_weight(a, top)
+
+
+@jit
+def evict_object(a: Arrays, g: int, s: int) -> None:
+    """Evict the evictable object in slot ``s`` and what is useless without it."""
+    n = a.owner[s]
+    if a.ntokens[n] < a.tokens.shape[1]:
+        add_weight(a, n)
+        drop_node_objects(a, n, SLOT_EVICTED)
+        drop_weight(a, n)
+    elif a.rule[g] == RULE_PREFIX:
+        drop_subtree(a, n, SLOT_EVICTED)
+    else:
+        forget_object(a, g, s, SLOT_EVICTED)
+
+
+@jit
+def _oldest_page(a: Arrays, g: int) -> int:
+    """The page of ``g`` that can be emptied whose youngest object is oldest, or -1."""
+    best, best_stamp = -1, 0
+    per_page = a.slots_per_page[g]
+    for p in range(len(a.page_group)):
+        if a.page_group[p] != g or a.page_pinned[p] > 0:
+            continue
+        first = a.slot_base[g] + (p - a.page_base[g]) * per_page
+        youngest = 0
+        for s in range(first, first + per_page):
+            if a.owner[s] >= 0 and a.stamp[s] > youngest:
+                youngest = a.stamp[s]
+        if best < 0 or youngest < best_stamp:
+            best, best_stamp = p, youngest
+    return best
+
+
+@jit
+def _empty_page(a: Arrays, g: int) -> bool:
+    """Evict a whole page of group ``g``; False when every page of it holds something in use."""
+    p = _oldest_page(a, g)
+    if p < 0:
+        return False
+    first = a.slot_base[g] + (p - a.page_base[g]) * a.slots_per_page[g]
+    for s in range(first, first + a.slots_per_page[g]):
+        if a.owner[s] >= 0:
+            evict_object(a, g, s)
+    return True
+
+
+@jit
+def _group_with_oldest(a: Arrays, skip: int) -> int:
+    """The group (other than ``skip``) whose LRU head was released first, or -1."""
+    best, best_stamp = -1, 0
+    for g in range(len(a.rule)):
+        head = a.lru_head[g]
+        if g != skip and head >= 0 and (best < 0 or a.stamp[head] < best_stamp):
+            best, best_stamp = g, a.stamp[head]
+    return best
+
+
+@jit
+def make_room(a: Arrays, g: int) -> bool:
+    """Evict so that group ``g`` can take a slot; False when everything is in use."""
+    own = a.lru_head[g]
+    if a.static_pages[0]:
+        if own < 0:
+            return False
+        evict_object(a, g, own)
+        return True
+    other = _group_with_oldest(a, g)
+    if own >= 0 and (other < 0 or a.stamp[own] <= a.stamp[a.lru_head[other]]):
+        evict_object(a, g, own)
+        return True
+    if other >= 0 and _empty_page(a, other):
+        return True
+    if own >= 0:
+        evict_object(a, g, own)
+        return True
+    for h in range(len(a.rule)):
+        if h != g and h != other and a.lru_head[h] >= 0 and _empty_page(a, h):
+            return True
+    return False
+
+
+@jit
+def take_or_evict(a: Arrays, g: int) -> int:
+    """Take a slot of group ``g``, evicting as needed; the global slot, or -1 when everything is in use."""
+    s = take_slot(a, g)
+    while s < 0:
+        if not make_room(a, g):
+            return -1
+        s = take_slot(a, g)
+    return s

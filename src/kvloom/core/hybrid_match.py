@@ -1,0 +1,195 @@
+"""The one-pass match: the deepest boundary at which every group can resume.
+
+``walk`` follows the tokens down the index; ``best_boundary`` turns "present here" into "resumable here" for
+every group at once (prefix-AND, run length, point presence) and keeps the best position; ``diagnose``
+says what was missing further down.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvloom.core._jit import jit
+from kvloom.core.arrays import RULE_PREFIX, RULE_WINDOW, Arrays
+from kvloom.core.lifecycle import COMMITTED
+from kvloom.core.prefix_index import find_child, same_tokens
+from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
+
+FAULT_GRADE = -5
+"""Besides the column codes of ``kvloom.types``: the object is there, but below the floor."""
+
+
+@jit
+def walk(a: Arrays, root: int, tokens: np.ndarray, limit: int, path: np.ndarray) -> int:  # type: ignore[type-arg]
+    """Follow ``tokens`` (int32) from ``root`` while whole segments fit into ``limit`` tokens.
+
+    ``path[0]`` is the root and ``path[k]`` the node of segment k - 1; returns the depth reached.
+    """
+    segment = a.tokens.shape[1]
+    path[0] = root
+    depth = 0
+    while (depth + 1) * segment <= limit:
+        child = find_child(a, path[depth], tokens, depth * segment)
+        if child < 0:
+            break
+        depth += 1
+        path[depth] = child
+    return depth
+
+
+@jit
+def fault(a: Arrays, n: int, c: int, g: int, floor: int) -> int:
+    """0 when column ``c`` of ``n`` may be used by a request with this floor, else the code that says why not."""
+    local = a.columns[n, c]
+    if local < 0:
+        return local
+    s = a.slot_base[g] + local
+    if a.grade[s] < floor or a.state[s] != COMMITTED:
+        return FAULT_GRADE
+    return 0
+
+
+@jit
+def _segment_step(a: Arrays, n: int, floor: int, complete: np.ndarray, run: np.ndarray) -> None:  # type: ignore[type-arg]
+    """Fold the blocks of segment ``n`` into the prefix-ANDs (``complete``) and run lengths (``run``, in blocks)."""
+    for g in range(len(a.rule)):
+        first, last = a.col_base[g], a.col_base[g + 1]
+        if a.rule[g] == RULE_PREFIX:
+            for c in range(first, last):
+                if complete[g] and fault(a, n, c, g, floor) != 0:
+                    complete[g] = False
+        elif a.rule[g] == RULE_WINDOW:
+            for c in range(first, last):
+                if fault(a, n, c, g, floor) != 0:
+                    run[g] = 0
+                else:
+                    run[g] += 1
+
+
+@jit
+def _segment_fault(a: Arrays, g: int, n: int, position: int, floor: int, complete: np.ndarray, run: np.ndarray) -> bool:  # type: ignore[type-arg]
+    """Whether group ``g`` cannot resume at ``position``, the end of segment ``n``."""
+    if a.rule[g] == RULE_PREFIX:
+        return not complete[g]
+    if a.rule[g] == RULE_WINDOW:
+        return run[g] < position // a.block_tokens[g] - first_block_needed(a, g, position)
+    return snapshot_needed(a, g, position) and fault(a, n, a.col_base[g], g, floor) != 0
+
+
+@jit
+def _checkpoint_fault(
+    a: Arrays,
+    g: int,
+    n: int,
+    start: int,
+    floor: int,
+    complete: np.ndarray,  # type: ignore[type-arg]
+    run: np.ndarray,  # type: ignore[type-arg]
+) -> bool:
+    """Whether group ``g`` cannot resume at checkpoint ``n``, whose segment begins at ``start``."""
+    position = start + a.ntokens[n]
+    if a.block_tokens[g] == 0:
+        return snapshot_needed(a, g, position) and fault(a, n, a.col_base[g], g, floor) != 0
+    origin = start // a.block_tokens[g]
+    lowest = first_block_needed(a, g, position)
+    if a.rule[g] == RULE_PREFIX:
+        if not complete[g]:
+            return True
+    elif run[g] < origin - lowest:
+        return True
+    for block in range(max(lowest, origin), blocks_at(a, g, position)):
+        if fault(a, n, a.col_base[g] + block - origin, g, floor) != 0:
+            return True
+    return False
+
+
+@jit
+def best_boundary(a: Arrays, path: np.ndarray, depth: int, tokens: np.ndarray, limit: int, floor: int):  # type: ignore[no-untyped-def,type-arg]
+    """The best boundary on ``path`` up to ``limit``: (position, segments before it, checkpoint node or -1)."""
+    groups = len(a.rule)
+    segment = a.tokens.shape[1]
+    complete = np.ones(groups, dtype=np.bool_)
+    run = np.zeros(groups, dtype=np.int64)
+    best, best_depth, best_checkpoint = 0, 0, -1
+    for k in range(depth + 1):
+        n = path[k]
+        start = k * segment
+        if k > 0:
+            _segment_step(a, n, floor, complete, run)
+            possible = True
+            for g in range(groups):
+                if _segment_fault(a, g, n, start, floor, complete, run):
+                    possible = False
+                    break
+            if possible:
+                best, best_depth, best_checkpoint = start, k, -1
+        hopeless = False
+        for g in range(groups):
+            hopeless = hopeless or not complete[g]
+        if hopeless:
+            break
+        checkpoint = a.first_checkpoint[n]
+        while checkpoint >= 0:
+            position = start + a.ntokens[checkpoint]
+            if best < position <= limit and a.resident[checkpoint] > 0 and same_tokens(a, checkpoint, tokens, start):
+                possible = True
+                for g in range(groups):
+                    if _checkpoint_fault(a, g, checkpoint, start, floor, complete, run):
+                        possible = False
+                        break
+                if possible:
+                    best, best_depth, best_checkpoint = position, k, checkpoint
+            checkpoint = a.sibling_next[checkpoint]
+    return best, best_depth, best_checkpoint
+
+
+@jit
+def known_prefix(a: Arrays, path: np.ndarray, depth: int, tokens: np.ndarray):  # type: ignore[no-untyped-def,type-arg]
+    """How far any cached sequence agrees with ``tokens``: (tokens known, agreeing checkpoint node or -1).
+
+    Looks at the children and checkpoints of the deepest node only, token by token.
+    """
+    n = path[depth]
+    start = depth * a.tokens.shape[1]
+    most, at = 0, -1
+    for side in range(2):
+        child = a.first_child[n] if side == 0 else a.first_checkpoint[n]
+        while child >= 0:
+            count = 0
+            while (
+                count < a.ntokens[child] and start + count < len(tokens) and a.tokens[child, count] == tokens[start + count]
+            ):
+                count += 1
+            if side == 1 and count == a.ntokens[child] and (at < 0 or count > a.ntokens[at]):
+                at = child
+            most = max(most, count)
+            child = a.sibling_next[child]
+    return start + most, at
+
+
+@jit
+def diagnose(a: Arrays, path: np.ndarray, depth: int, floor: int, checkpoint: int, out: np.ndarray) -> None:  # type: ignore[type-arg]
+    """For every group, why it cannot resume at the end of ``path`` or at ``checkpoint`` below it.
+
+    ``out`` int64 [groups, 2]: token position of the first object at fault, and its code (0 = no fault).
+    """
+    segment = a.tokens.shape[1]
+    end = depth * segment
+    position = end if checkpoint < 0 else end + a.ntokens[checkpoint]
+    for g in range(len(a.rule)):
+        out[g, 0] = position
+        out[g, 1] = 0
+        if a.block_tokens[g] == 0:
+            if snapshot_needed(a, g, position):
+                n = path[depth] if checkpoint < 0 else checkpoint
+                out[g, 1] = fault(a, n, a.col_base[g], g, floor)
+            continue
+        per_segment = a.col_base[g + 1] - a.col_base[g]
+        for block in range(first_block_needed(a, g, position), blocks_at(a, g, position)):
+            k = block // per_segment
+            n = path[k + 1] if k < depth else checkpoint
+            code = fault(a, n, a.col_base[g] + block % per_segment, g, floor)
+            if code != 0:
+                out[g, 0] = block * a.block_tokens[g]
+                out[g, 1] = code
+                break

@@ -1,0 +1,68 @@
+"""The life cycle of a copy: one transition table, as data, checked on every change.
+
+FREE -> ALLOCATED -> READY -> COMMITTED -> COLD is the spine; a transfer holds a copy in STORING or
+LOADING; EVICTED is passed through on the way back to FREE; QUARANTINED is never readable again and
+only leads to FREE once nobody holds the slot.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvloom.core._jit import jit
+from kvloom.errors import LifecycleError
+from kvloom.types import ObjectState
+
+FREE = int(ObjectState.FREE)
+ALLOCATED = int(ObjectState.ALLOCATED)
+READY = int(ObjectState.READY)
+COMMITTED = int(ObjectState.COMMITTED)
+COLD = int(ObjectState.COLD)
+STORING = int(ObjectState.STORING)
+LOADING = int(ObjectState.LOADING)
+EVICTED = int(ObjectState.EVICTED)
+QUARANTINED = int(ObjectState.QUARANTINED)
+
+TRANSITIONS: dict[ObjectState, tuple[ObjectState, ...]] = {
+    ObjectState.FREE: (ObjectState.ALLOCATED,),
+    ObjectState.ALLOCATED: (ObjectState.READY, ObjectState.FREE, ObjectState.LOADING),
+    ObjectState.READY: (ObjectState.COMMITTED, ObjectState.FREE),
+    ObjectState.COMMITTED: (ObjectState.COLD, ObjectState.STORING, ObjectState.EVICTED, ObjectState.READY),
+    ObjectState.COLD: (ObjectState.COMMITTED, ObjectState.STORING, ObjectState.EVICTED),
+    ObjectState.STORING: (ObjectState.COMMITTED, ObjectState.COLD, ObjectState.EVICTED),
+    ObjectState.LOADING: (ObjectState.READY, ObjectState.FREE),
+    ObjectState.EVICTED: (ObjectState.FREE,),
+    ObjectState.QUARANTINED: (ObjectState.FREE,),
+}
+"""Legal next states.  Besides these, every state but FREE may go to QUARANTINED.
+
+COMMITTED -> READY is a block that the index gives up for a better grade while a sequence still reads it.
+"""
+
+
+def _table() -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+    table = np.zeros((len(ObjectState), len(ObjectState)), dtype=np.bool_)
+    for state, following in TRANSITIONS.items():
+        for target in following:
+            table[state, target] = True
+        if state is not ObjectState.FREE:
+            table[state, ObjectState.QUARANTINED] = True
+    return table
+
+
+ALLOWED = _table()
+
+
+@jit
+def move(states, slot, target):  # type: ignore[no-untyped-def]
+    """Move one copy to ``target`` (uint8 array of states, global slot); ValueError when illegal, nothing changed."""
+    if not ALLOWED[states[slot], target]:
+        raise ValueError("illegal life-cycle transition")
+    states[slot] = target
+
+
+def check_transition(current: ObjectState, target: ObjectState) -> None:
+    """Raise LifecycleError when the table does not allow ``current`` -> ``target``."""
+    if not ALLOWED[current, target]:
+        legal = [s.name for s in ObjectState if ALLOWED[current, s]]
+        raise LifecycleError(f"a copy cannot go from {current.name} to {target.name}; legal: {', '.join(legal)}")

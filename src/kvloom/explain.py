@@ -1,0 +1,49 @@
+"""Explaining a lookup: which kind, at which position, in which tier, and why the hit was not longer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvloom.core.arrays import Arrays
+from kvloom.core.hybrid_match import FAULT_GRADE, diagnose, known_prefix
+from kvloom.plan import Explanation, Limit
+from kvloom.spec.model_spec import ModelSpec
+from kvloom.types import REASON_OF_COLUMN, Grade, Int32Array, Reason
+
+
+def explain(
+    spec: ModelSpec, arrays: Arrays, path: Int32Array, depth: int, prompt: Int32Array, reused: int, floor: Grade
+) -> Explanation:
+    """Explain the hit of ``reused`` tokens on ``path`` (``depth`` known segments); its grade is filled in by the lease."""
+    limit = len(prompt) - 1
+    if reused == limit:
+        return Explanation(reused, None, len(prompt), reused, (Limit(Reason.LAST_TOKEN, limit),))
+    known, checkpoint = (int(v) for v in known_prefix(arrays, path, depth, prompt))
+    limits: list[Limit] = []
+    end = depth * spec.segment_tokens
+    if checkpoint >= 0 and end + int(arrays.ntokens[checkpoint]) > limit:
+        checkpoint = -1
+    candidate = end if checkpoint < 0 else end + int(arrays.ntokens[checkpoint])
+    if candidate > reused:
+        limits += _faults(spec, arrays, path, depth, checkpoint, floor)
+    if known == 0 and arrays.first_child[path[0]] < 0 and arrays.first_checkpoint[path[0]] < 0:
+        limits.append(Limit(Reason.EMPTY, 0))
+    elif known < limit:
+        limits.append(Limit(Reason.TOKENS, known))
+    elif candidate <= reused:
+        limits.append(Limit(Reason.NOT_KEPT, limit))
+    return Explanation(reused, None, len(prompt), known, tuple(limits))
+
+
+def _faults(
+    spec: ModelSpec, arrays: Arrays, path: Int32Array, depth: int, checkpoint: int, floor: Grade
+) -> list[Limit]:
+    """What is missing at the deepest boundary that the tokens would have allowed."""
+    faults = np.zeros((len(spec.groups), 2), dtype=np.int64)
+    diagnose(arrays, path, depth, int(floor), checkpoint, faults)
+    found = []
+    for group, (position, code) in zip(spec.groups, faults.tolist(), strict=True):
+        if code:
+            reason = Reason.GRADE if code == FAULT_GRADE else REASON_OF_COLUMN[code]
+            found.append(Limit(reason, position, kind=group.kind, group=group.name))
+    return found

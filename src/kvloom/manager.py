@@ -1,0 +1,359 @@
+"""The manager: decides what is reused, where everything lives and what goes.  It moves no bytes.
+
+One thread owns a manager.  Every call either succeeds or raises and leaves everything as it was.  Bytes
+move by ``CopyPlan`` values that the engine executes and then reports with ``complete`` (or ``abandon``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvloom.config import Device
+from kvloom.core import sweep
+from kvloom.core.arrays import CLOCK, MISSES, Arrays, allocate
+from kvloom.core.block_pool import release
+from kvloom.core.geometry import plan_geometry
+from kvloom.core.hybrid_match import best_boundary, walk
+from kvloom.core.integrity import check_books
+from kvloom.core.namespace import ExtraKey, encode_namespace
+from kvloom.core.page_table import Rows, allocate_rows
+from kvloom.core.prefix_index import take_node
+from kvloom.errors import CapacityError, ConfigError, InputError, SequenceError, WrongThreadError
+from kvloom.explain import explain
+from kvloom.metrics import Stats, collect_stats
+from kvloom.plan import ArenaGeometry, CopyPlan, Explanation
+from kvloom.sequence import CachedSequence
+from kvloom.spec.footprint import peak_bytes, peak_slots
+from kvloom.spec.model_spec import ModelSpec
+from kvloom.tickets import Tickets
+from kvloom.types import SLOT_CLEARED, SLOT_QUARANTINED, AnyArray, Grade, Int32Array, Kind
+from kvloom.verify.abi import layout_identity
+from kvloom.verify.hit import VerifiedHit, verify
+
+POLICIES = ("lru",)
+
+
+@dataclass(slots=True)
+class Namespace:
+    """One root of the index: a salt, its extra keys and the layout they were stored under."""
+
+    root: int
+    salt: bytes
+    layout: bytes
+
+
+class Manager:
+    """KV-cache manager for one model on one device tier.
+
+    Args:
+        spec: the model's KV cache groups.
+        tiers: the tiers as configuration values; today exactly one ``Device``.
+        policy: eviction policy; today ``"lru"``.
+        max_sequences: how many sequences may run at once (rows of the block tables).
+        thread_id: returns an identity of the calling thread; when given, calls from another thread than
+            the one that made the manager raise WrongThreadError.
+        max_nodes: places in the prefix index; by default twice what the arena can hold.
+
+    Raises:
+        CapacityError: the tier cannot hold even the smallest request.
+        ConfigError: unknown policy, or not exactly one device tier.
+
+    Not thread-safe: see ``thread_id``.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tiers: Sequence[Device],
+        *,
+        policy: str = "lru",
+        max_sequences: int = 64,
+        thread_id: Callable[[], int] | None = None,
+        max_nodes: int | None = None,
+    ) -> None:
+        if policy not in POLICIES:
+            raise ConfigError(f"policy {policy!r} is unknown; use one of: {', '.join(POLICIES)}")
+        if len(tiers) != 1 or not isinstance(tiers[0], Device):
+            raise ConfigError(f"tiers must be exactly one Device, not {list(tiers)!r}")
+        if max_sequences < 1:
+            raise ConfigError(f"max_sequences is {max_sequences}; use at least 1")
+        self.spec = spec
+        self.cap = tiers[0].size
+        self.geometry: ArenaGeometry = plan_geometry(spec, self.cap)
+        self.layout = layout_identity(spec)
+        nodes = max_nodes if max_nodes is not None else _default_nodes(spec, self.geometry)
+        self.arrays: Arrays = allocate(spec, self.geometry, nodes)
+        self.rows: Rows = allocate_rows(spec, self.geometry, max_sequences)
+        self.tickets = Tickets(self.arrays)
+        self._namespaces: dict[bytes, Namespace] = {}
+        self._free_rows = list(range(max_sequences - 1, -1, -1))
+        self._running: dict[int, CachedSequence] = {}
+        self._path: Int32Array = np.zeros(nodes + 1, dtype=np.int32)
+        self._thread_id = thread_id
+        self._owner = thread_id() if thread_id else 0
+
+    # ---------------------------------------------------------------- requests
+
+    def open(
+        self,
+        tokens: AnyArray,
+        *,
+        salt: bytes = b"",
+        extra_keys: Sequence[ExtraKey] = (),
+        floor: Grade = Grade.FAITHFUL,
+    ) -> CachedSequence:
+        """Match a prompt, verify the hit and lease it.
+
+        Args:
+            tokens: token ids, 1-D integer array of at least one; the last one is always recomputed.
+            salt: tenant; different salts never share anything.
+            extra_keys: what else must agree (LoRA name, image digests), in order.
+            floor: worst grade of state that this request accepts.
+
+        Raises:
+            InputError: ids that are not 1-D integers, negative, beyond the vocabulary or too many.
+            CapacityError: the prompt cannot fit, or not beside what is running now.
+        """
+        self.enter()
+        prompt = self.checked_tokens(tokens)
+        self._admit(len(prompt))
+        name = encode_namespace(salt, extra_keys, self.layout)
+        namespace = self._namespace(name, salt)
+        limit = len(prompt) - 1
+        depth = walk(self.arrays, namespace.root, prompt, limit, self._path)
+        found = best_boundary(self.arrays, self._path, depth, prompt, limit, int(floor))
+        position, at, checkpoint = (int(v) for v in found)
+        hit = verify(
+            self.arrays, self.geometry, self._path, at, checkpoint, position, floor, (namespace.layout, self.layout)
+        )
+        explanation = explain(self.spec, self.arrays, self._path, depth, prompt, hit.position, floor)
+        sequence = self._start(hit, prompt, floor, explanation)
+        sweep.count_misses(self.arrays, limit, position, MISSES)
+        return sequence
+
+    def _start(self, hit: VerifiedHit, prompt: Int32Array, floor: Grade, explanation: Explanation) -> CachedSequence:
+        if not self._free_rows:
+            raise CapacityError(
+                f"{len(self._running)} sequences are running, the most this manager was made for; close one, "
+                "or make it with a larger max_sequences",
+                needed=0,
+                cap=self.cap,
+                in_use=self.in_use(),
+                never_fits=False,
+            )
+        row = self._free_rows.pop()
+        try:
+            sequence = CachedSequence.lease(self, row, hit, prompt, floor, explanation)
+        except BaseException:
+            self._free_rows.append(row)
+            raise
+        self._running[row] = sequence
+        return sequence
+
+    def adopt_fork(self, make: Callable[[int], CachedSequence]) -> CachedSequence:
+        """Run ``make`` with a free row and register the sequence it returns (used by ``CachedSequence.fork``)."""
+        if not self._free_rows:
+            raise CapacityError(
+                "no row is free for a fork; close a sequence or raise max_sequences",
+                needed=0,
+                cap=self.cap,
+                in_use=self.in_use(),
+                never_fits=False,
+            )
+        row = self._free_rows.pop()
+        try:
+            sequence = make(row)
+        except BaseException:
+            self._free_rows.append(row)
+            raise
+        self._running[row] = sequence
+        return sequence
+
+    def retire(self, row: int) -> None:
+        """Give a closed sequence's row back (called by ``CachedSequence.close``)."""
+        del self._running[row]
+        self._free_rows.append(row)
+
+    def complete(self, plan: CopyPlan) -> None:
+        """The copies of ``plan`` were executed: publish what it carries.
+
+        A ticket that is unknown, or whose sequence is gone, is ignored and counted.
+        """
+        self.enter()
+        self.tick()
+        self.tickets.complete(plan.ticket)
+
+    def abandon(self, plan: CopyPlan) -> None:
+        """The copies of ``plan`` were not executed: free what it reserved.  Unknown tickets are ignored and counted."""
+        self.enter()
+        self.tick()
+        self.tickets.abandon(plan.ticket)
+
+    # ---------------------------------------------------------------- room
+
+    def peak_bytes(self, tokens: int) -> int:
+        """Bytes that a request of ``tokens`` tokens holds at its peak, alone and without a hit."""
+        return peak_bytes(self.spec, tokens, self.spec.segment_tokens)
+
+    def in_use(self) -> int:
+        """Bytes of the slots that cannot be evicted now."""
+        return sweep.held_bytes(self.arrays, self.geometry.slot_bytes)
+
+    def _admit(self, tokens: int) -> None:
+        slots = np.array(peak_slots(self.spec, tokens, self.spec.segment_tokens), dtype=np.int64)
+        geometry = self.geometry
+        if geometry.static_split:
+            fits = bool((slots <= geometry.num_slots).all())
+        else:
+            pages = -(-slots // geometry.slots_per_page)
+            fits = int(pages.sum()) * int(geometry.page_bytes[0]) <= geometry.arena_bytes
+        if not fits:
+            needed = self.peak_bytes(tokens)
+            raise CapacityError(
+                f"a prompt of {tokens} tokens needs {needed} bytes at its peak and can never fit into the device tier "
+                f"of {self.cap} bytes; make the tier larger or the prompt shorter",
+                needed=needed,
+                cap=self.cap,
+                in_use=self.in_use(),
+                never_fits=True,
+            )
+
+    def no_room(self, group: int, tokens: int, doing: str) -> CapacityError:
+        """The error for a group that could not get a slot because everything is in use."""
+        needed = self.peak_bytes(tokens)
+        in_use = self.in_use()
+        return CapacityError(
+            f"no room to {doing}: group {self.spec.groups[group].name!r} has no free slot and {in_use} of {self.cap} bytes "
+            f"are held by {len(self._running)} running sequences; {tokens} tokens need {needed} bytes; close a "
+            "sequence or make the device tier larger",
+            needed=needed,
+            cap=self.cap,
+            in_use=in_use,
+            never_fits=needed > self.cap,
+        )
+
+    def evict(self, n_bytes: int) -> int:
+        """Evict least recently used objects until ``n_bytes`` bytes are freed or nothing can go; returns the bytes freed."""
+        self.enter()
+        return int(sweep.evict_bytes(self.arrays, self.geometry.slot_bytes, n_bytes))
+
+    def clear(self, salt: bytes | None = None) -> int:
+        """Forget every cached object (of one salt); running sequences keep what they hold.  Returns how many."""
+        self.enter()
+        self.tick()
+        return sum(
+            int(sweep.forget(self.arrays, ns.root, -1, -1, SLOT_CLEARED))
+            for ns in self._namespaces.values()
+            if salt is None or ns.salt == salt
+        )
+
+    def drop(self, what: Kind | str, position: int | None = None, *, quarantine: bool = False) -> int:
+        """Forget the objects of one kind or group, everywhere or where they begin at token ``position``.
+
+        Snapshots begin where they were taken.  ``quarantine`` marks them as failed instead of cleared.
+        Everything else stays, so this is also how a verification run leaves a kind out.  Returns how many.
+        """
+        self.enter()
+        self.tick()
+        code = SLOT_QUARANTINED if quarantine else SLOT_CLEARED
+        at = -1 if position is None else position
+        return sum(
+            int(sweep.forget(self.arrays, -1, g, at, code))
+            for g, group in enumerate(self.spec.groups)
+            if what in (group.name, group.kind)
+        )
+
+    # ---------------------------------------------------------------- looking
+
+    def stats(self) -> Stats:
+        """Counters per kind and the fill of the tier."""
+        self.enter()
+        return collect_stats(self.spec, self.arrays, self.geometry, self.cap, self.tickets)
+
+    def check_integrity(self) -> None:
+        """Recompute the books from scratch; raises IntegrityError with everything that disagrees."""
+        self.enter()
+        roots = [ns.root for ns in self._namespaces.values()]
+        running = {row: seq.node for row, seq in self._running.items()}
+        check_books(self.arrays, self.rows, self.geometry, roots, running, self.tickets)
+
+    def running(self) -> tuple[CachedSequence, ...]:
+        """The sequences that are open now."""
+        return tuple(self._running.values())
+
+    # ---------------------------------------------------------------- small change
+
+    def enter(self) -> None:
+        """Refuse calls from a thread that does not own the manager."""
+        if self._thread_id is not None and self._thread_id() != self._owner:
+            raise WrongThreadError(
+                "this manager belongs to the thread that made it; make one manager per thread, or post to that thread"
+            )
+
+    def tick(self) -> None:
+        """Advance the logical clock that orders evictions."""
+        self.arrays.scalars[CLOCK] += 1
+
+    def checked_tokens(self, tokens: AnyArray, already: int = 0) -> Int32Array:
+        """``tokens`` as int32, or InputError: what, where, how to fix it.  ``already``: tokens before them."""
+        array = np.asarray(tokens)
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+            raise InputError(f"tokens must be a 1-D array of integers, not {array.ndim}-D of {array.dtype}")
+        if array.size == 0:
+            raise InputError("tokens are empty; a request needs at least one token")
+        low, high = int(array.min()), int(array.max())
+        top = self.spec.vocab_size or 2**31
+        if low < 0 or high >= top:
+            at = int(np.flatnonzero((array < 0) | (array >= top))[0])
+            raise InputError(f"token {int(array[at])} at position {already + at} is outside the vocabulary, 0 to {top - 1}")
+        if self.spec.max_positions and already + array.size > self.spec.max_positions:
+            raise InputError(
+                f"{already + array.size} tokens are more than the {self.spec.max_positions} positions of {self.spec.name}; "
+                "shorten the prompt"
+            )
+        return np.ascontiguousarray(array, dtype=np.int32)
+
+    def _namespace(self, name: bytes, salt: bytes) -> Namespace:
+        known = self._namespaces.get(name)
+        if known is not None:
+            return known
+        root = int(take_node(self.arrays))
+        if root < 0:
+            self._forget_empty_namespaces()
+            root = int(take_node(self.arrays))
+        if root < 0:
+            raise CapacityError(
+                f"the prefix index is full ({len(self.arrays.parent)} nodes, all in use); make the manager with more max_nodes",
+                needed=0,
+                cap=self.cap,
+                in_use=self.in_use(),
+                never_fits=False,
+            )
+        namespace = Namespace(root, salt, self.layout)
+        self._namespaces[name] = namespace
+        return namespace
+
+    def _forget_empty_namespaces(self) -> None:
+        """Free the roots that nothing hangs on."""
+        for name in [n for n, ns in self._namespaces.items() if sweep.free_empty_root(self.arrays, ns.root)]:
+            del self._namespaces[name]
+
+    def release_slots(self, held: Sequence[tuple[int, int]]) -> None:
+        """Release (group, global slot) pairs."""
+        for group, slot in held:
+            release(self.arrays, group, slot)
+
+    def require_open(self, row: int) -> None:
+        """Raise SequenceError when ``row`` is not running."""
+        if row not in self._running:
+            raise SequenceError("the sequence is closed")
+
+
+def _default_nodes(spec: ModelSpec, geometry: ArenaGeometry) -> int:
+    """Twice the segments and checkpoints that the arena can hold, with a floor for tiny arenas."""
+    segment = sum(g.slot_bytes * (spec.segment_tokens // g.block_tokens) for g in spec.groups if not g.is_snapshot)
+    smallest = segment or min(g.slot_bytes for g in spec.groups)
+    return min(1 << 24, 2 * (geometry.arena_bytes // smallest) + 1024)
