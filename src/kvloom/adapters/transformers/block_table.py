@@ -1,0 +1,118 @@
+"""The blocks of one sequence as byte offsets, and the forward in progress."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kvloom.errors import SequenceError
+from kvloom.plan import ArenaGeometry
+from kvloom.spec.model_spec import GroupSpec
+from kvloom.types import Int32Array
+
+
+class Sequence(Protocol):
+    """The part of the manager's sequence that tells where state lies."""
+
+    def block_table(self, group: int) -> Int32Array:
+        """Slots by logical block; entry ``i % len``."""
+
+    def first_block(self, group: int) -> int:
+        """First logical block that is held."""
+
+    def num_blocks(self, group: int) -> int:
+        """One past the last logical block that is reserved."""
+
+    def live_slot(self, group: int) -> int:
+        """The one slot of a snapshot group."""
+
+
+class Flight:
+    """The forward in progress: the tokens of positions [start, end) are being computed; idle when ``end`` is -1."""
+
+    __slots__ = ("end", "start")
+
+    def __init__(self) -> None:
+        self.start = -1
+        self.end = -1
+
+    def check(self, end: int) -> None:
+        """SequenceError unless a layer that now reaches ``end`` does so within the forward in progress."""
+        if end != self.end:
+            if self.end < 0:
+                raise SequenceError(
+                    "the cache was used outside a forward of the model that kvloom is attached to; "
+                    "call the attached model itself, not one of its parts or another model"
+                )
+            raise SequenceError(f"a layer was updated to position {end} in the forward that computes up to {self.end}")
+
+
+class BlockTable:
+    """The blocks of one sequence in one block group, as byte offsets; ``refresh`` after every reservation.
+
+    Attributes:
+        group: the group.
+        entries: entries per block.
+        first, last: logical blocks in use, half open.
+        version: grows when anything changed; ``epoch``: grows when a block may have moved.
+    """
+
+    def __init__(self, sequence: Sequence, index: int, group: GroupSpec, geometry: ArenaGeometry) -> None:
+        self.group = group
+        self.entries = group.block_entries
+        self.first = self.last = 0
+        self.version = self.epoch = 0
+        self._sequence = sequence
+        self._index = index
+        self._geometry = geometry
+        self._offsets: list[int] = []
+        self._runs: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Take over what the manager reserved or released since the last call."""
+        first, last = self._sequence.first_block(self._index), self._sequence.num_blocks(self._index)
+        if first == self.first and last == self.last:
+            return
+        self.version += 1
+        self._runs.clear()
+        if last < self.last or first >= self.last:
+            # Blocks were given back (or none was held): a block of the same number may be another slot now.
+            self.epoch += 1
+            self._offsets.clear()
+            self.first = self.last = first
+        del self._offsets[: first - self.first]
+        if last > self.last:
+            table = self._sequence.block_table(self._index)
+            slots = table.take(range(self.last, last), mode="wrap")
+            self._offsets += self._geometry.slot_offsets(self._index, slots).tolist()
+        self.first, self.last = first, last
+
+    def offset(self, block: int) -> int:
+        """Byte offset of a logical block's slot; SequenceError when the sequence does not hold it."""
+        if not self.first <= block < self.last:
+            raise SequenceError(
+                f"group {self.group.name!r}: block {block} is not held; the sequence holds [{self.first}, {self.last})"
+            )
+        return self._offsets[block - self.first]
+
+    def runs(self, begin: int, end: int) -> list[tuple[int, int, int, int]]:
+        """Blocks [begin, end) as (first block, count, byte offset, byte stride) runs of equally spaced slots."""
+        key = (begin, end)
+        found = self._runs.get(key)
+        if found is None:
+            found = self._runs[key] = _runs(begin, [self.offset(i) for i in range(begin, end)])
+        return found
+
+
+def _runs(begin: int, offsets: list[int]) -> list[tuple[int, int, int, int]]:
+    runs: list[tuple[int, int, int, int]] = []
+    at, count = 0, len(offsets)
+    while at < count:
+        stop = at + 1
+        stride = offsets[stop] - offsets[at] if stop < count else 0
+        if stride > 0:
+            while stop < count and offsets[stop] - offsets[stop - 1] == stride:
+                stop += 1
+        runs.append((begin + at, stop - at, offsets[at], stride))
+        at = stop
+    return runs

@@ -1,0 +1,90 @@
+"""The arena as torch sees it: one byte tensor on the model's device, typed bases over it, and plan execution."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from kvloom.plan import ArenaGeometry, CopyPlan
+from kvloom.spec.model_spec import ModelSpec
+from kvloom.tiers.memory import HostArena, rows_from, steps
+
+_BYTES_STEP = 8  # the widest dtype; a base of every dtype covers the whole arena
+
+
+class Arena(Protocol):
+    """What the adapter needs of an arena, on any device.
+
+    Attributes:
+        bytes: uint8 ``[arena_bytes]``, the one storage that every cached tensor lies in.
+    """
+
+    bytes: torch.Tensor
+
+    def base(self, dtype: torch.dtype) -> torch.Tensor:
+        """The arena as a flat tensor of ``dtype``."""
+
+    def run(self, plan: CopyPlan) -> None:
+        """Run the copies of a plan in order."""
+
+
+class CpuArena:
+    """A host arena shared with torch without a copy."""
+
+    def __init__(self, geometry: ArenaGeometry, spec: ModelSpec) -> None:
+        self._host = HostArena(geometry, spec)
+        self.bytes = torch.from_numpy(self._host.buffer)
+        self._bases: dict[torch.dtype, torch.Tensor] = {}
+
+    def base(self, dtype: torch.dtype) -> torch.Tensor:
+        """See :class:`Arena`."""
+        return _base(self.bytes, self._bases, dtype)
+
+    def run(self, plan: CopyPlan) -> None:
+        """See :class:`Arena`."""
+        self._host.run(plan)
+
+
+class TorchArena:
+    """An arena in the memory of an accelerator; copies are queued on its current stream."""
+
+    def __init__(self, geometry: ArenaGeometry, spec: ModelSpec, device: torch.device) -> None:
+        self._geometry = geometry
+        self._spec = spec
+        self.bytes = torch.zeros(geometry.arena_bytes, dtype=torch.uint8, device=device)
+        self._bases: dict[torch.dtype, torch.Tensor] = {}
+
+    def base(self, dtype: torch.dtype) -> torch.Tensor:
+        """See :class:`Arena`."""
+        return _base(self.bytes, self._bases, dtype)
+
+    def run(self, plan: CopyPlan) -> None:
+        """See :class:`Arena`."""
+        for group, src, dst, entries in steps(plan):
+            target = self._slot(group, dst)
+            if src < 0:
+                target.zero_()
+            else:
+                target.copy_(self._slot(group, src))
+            if entries >= 0:
+                for region in rows_from(self._spec.groups[group], entries):
+                    start = int(target.storage_offset()) + region.offset
+                    self.bytes.as_strided(region.shape, region.strides, start).zero_()
+
+    def _slot(self, group: int, slot: int) -> torch.Tensor:
+        at = self._geometry.slot_offset(group, slot)
+        return self.bytes[at : at + self._spec.groups[group].slot_bytes]
+
+
+def make_arena(geometry: ArenaGeometry, spec: ModelSpec, device: torch.device) -> Arena:
+    """The arena for a model on ``device``."""
+    return CpuArena(geometry, spec) if device.type == "cpu" else TorchArena(geometry, spec, device)
+
+
+def _base(raw: torch.Tensor, known: dict[torch.dtype, torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    base = known.get(dtype)
+    if base is None:
+        whole = raw.numel() // _BYTES_STEP * _BYTES_STEP
+        base = known[dtype] = raw[:whole].view(dtype)
+    return base

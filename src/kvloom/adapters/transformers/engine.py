@@ -1,0 +1,179 @@
+"""``attach``: one model, one manager, one arena; sessions are opened on the engine that it returns."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from kvloom.adapters.transformers.cache import LayerPlan
+from kvloom.adapters.transformers.device import Arena, make_arena
+from kvloom.adapters.transformers.hooks import ForwardHooks
+from kvloom.adapters.transformers.probe import probe
+from kvloom.adapters.transformers.runner import Runner
+from kvloom.adapters.transformers.session import Session
+from kvloom.adapters.transformers.state import places
+from kvloom.adapters.transformers.tokens import to_tokens
+from kvloom.config import Device
+from kvloom.errors import UnsupportedError
+from kvloom.manager import Manager
+from kvloom.plan import CopyPlan
+from kvloom.sequence import CachedSequence
+from kvloom.spec.from_config import spec_from_config
+from kvloom.spec.model_spec import ModelSpec
+from kvloom.types import Grade, Int32Array
+
+ExtraKey = tuple[str, str | bytes | int]
+
+
+class Engine:
+    """A model whose cached state kvloom manages.  Made by :func:`attach`; belongs to the thread that made it.
+
+    A session that is dropped without ``close`` is closed at the next call of ``open``.
+
+    Attributes:
+        model: the attached model.
+        spec: its KV cache groups, as measured.
+        manager: decides what is reused and what goes.
+        arena: every slot of every group, one storage.
+        layers: how the layers of a cache are made.
+    """
+
+    def __init__(self, model: PreTrainedModel, spec: ModelSpec, manager: Manager) -> None:
+        self.model = model
+        self.spec = spec
+        self.manager = manager
+        self.arena: Arena = make_arena(manager.geometry, spec, model.device)
+        self.layers = LayerPlan(model.config, places(spec))
+        self._hooks = ForwardHooks(model)
+        self._dropped: list[CachedSequence] = []
+
+    def open(
+        self,
+        token_ids: Any,
+        *,
+        salt: bytes = b"",
+        extra_keys: SequenceOf[ExtraKey] = (),
+        floor: Grade = Grade.FAITHFUL,
+    ) -> Session:
+        """Find, lease and restore the longest cached prefix of a prompt.
+
+        Args:
+            token_ids: the prompt: list, NumPy array or torch tensor of integers, ``[n]`` or ``[1, n]``.
+            salt: tenant; different salts never share anything.
+            extra_keys: what else must agree, as (name, value) pairs (LoRA adapter, ...).
+            floor: worst grade of reused state that this session accepts.
+
+        Raises:
+            InputError: ids that are empty, not integers, outside the vocabulary or more than the model allows.
+            CapacityError: the prompt cannot fit, or not beside the open sessions.
+            UnsupportedError: the model is in training mode.
+            WrongThreadError: another thread made the engine.
+        """
+        tokens = self.checked(token_ids)
+        if self.model.training:
+            raise UnsupportedError("the model is in training mode, so its state is random; call model.eval() first")
+        self._close_dropped()
+        keys = (*extra_keys, ("kvloom.abi", self._abi()))
+        sequence = self.manager.open(tokens, salt=salt, extra_keys=keys, floor=floor)
+        try:
+            self.run(sequence.restore)
+            return Session(self.track(Runner(self, sequence)), tokens)
+        except BaseException:
+            sequence.close()
+            raise
+
+    def checked(self, token_ids: Any) -> Int32Array:
+        """Token ids as int32 ``[n]``; InputError names what is wrong."""
+        return to_tokens(token_ids, vocab_size=self.spec.vocab_size, max_positions=self.spec.max_positions)
+
+    def run(self, plan: CopyPlan) -> None:
+        """Run the copies of a plan and report them done; report them not done if that fails."""
+        if not len(plan):
+            return
+        try:
+            self.arena.run(plan)
+        except BaseException:
+            self.manager.abandon(plan)
+            raise
+        self.manager.complete(plan)
+
+    def track(self, runner: Runner) -> Runner:
+        """Remember to close the sequence of ``runner`` if it is dropped without ``close``."""
+        weakref.finalize(runner, self._dropped.append, runner.sequence).atexit = False
+        return runner
+
+    def close(self) -> None:
+        """Take the hooks off the model.  Open sessions cannot go on; close them first."""
+        self._hooks.remove()
+        self._close_dropped()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _close_dropped(self) -> None:
+        while self._dropped:
+            self._dropped.pop().close()
+
+    def _abi(self) -> str:
+        """What may change under a running engine and then makes other state: it becomes part of every key."""
+        weights = sum(p._version for p in self.model.parameters() if not p.is_inference())
+        implementation = self.model.config._attn_implementation
+        return f"attention={implementation} threads={torch.get_num_threads()} weights={weights}"
+
+
+def attach(
+    model: PreTrainedModel,
+    *,
+    device: int | str = "512MiB",
+    segment: int | None = None,
+    block_size: int = 128,
+    snapshot_interval: int | None = None,
+    max_sequences: int = 64,
+    policy: str = "lru",
+) -> Engine:
+    """Let kvloom manage the cached state of ``model``.
+
+    The model's own code is not changed: two forward hooks see calls that carry a session's cache, and do nothing
+    for others.  A few tokens are run once to check the spec against the state that the model really makes.
+
+    Args:
+        model: a causal language model on one device, in eval mode.
+        device: cap of the arena, in bytes or as ``"512MiB"``.  On a CPU it is host memory, touched when used.
+        segment: tokens per segment, a multiple of the LCM; also the canonical chunk.
+        block_size: tokens per block of ratio-1 groups.
+        snapshot_interval: tokens between recurrent snapshots, a multiple of the segment.
+        max_sequences: sessions that may be open at once.
+        policy: eviction policy.
+
+    Raises:
+        SpecError: the model keeps state that is not understood.
+        ConfigError: an option is out of range.
+        CapacityError: the cap is smaller than the smallest request.
+        UnsupportedError: training mode, or a model on several devices.
+    """
+    devices = {p.device for p in model.parameters()}
+    if len(devices) > 1:
+        raise UnsupportedError(f"the model is on several devices ({sorted(map(str, devices))}); kvloom has one arena")
+    if model.training:
+        raise UnsupportedError("the model is in training mode, so its state is random; call model.eval() first")
+    config = model.config.get_text_config(decoder=True)
+    dtype = str(model.dtype).removeprefix("torch.")
+    options = {"block_size": block_size, "segment": segment, "snapshot_interval": snapshot_interval}
+    spec = probe(model, spec_from_config(config, dtype=dtype, **options))  # type: ignore[arg-type]
+    versions = (("torch", torch.__version__), ("transformers", transformers.__version__))
+    spec = replace(spec, identity=tuple(sorted((*spec.identity, *versions))))
+    manager = Manager(spec, [Device(device)], policy=policy, max_sequences=max_sequences, thread_id=threading.get_ident)
+    return Engine(model, spec, manager)

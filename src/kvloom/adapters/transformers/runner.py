@@ -1,0 +1,113 @@
+"""What drives one sequence through forwards: reserve before, publish after, roll back when a forward fails."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from kvloom.adapters.transformers.block_table import Flight
+from kvloom.adapters.transformers.layers import PagedLayerMixin
+from kvloom.adapters.transformers.recurrent import PagedLinearLayer
+from kvloom.adapters.transformers.state import SequenceState
+from kvloom.errors import SequenceError
+from kvloom.types import Grade
+
+if TYPE_CHECKING:
+    from kvloom.adapters.transformers.engine import Engine
+    from kvloom.sequence import CachedSequence
+
+
+class Runner:
+    """One sequence on one engine.  Shared by a session and its cache; lives as long as either of them.
+
+    Attributes:
+        engine: the engine.
+        sequence: the manager's side.
+        flight: the forward in progress.
+        layers: the layers of the cache.
+        claim: the grade that forwards in progress may claim: CANONICAL only for the adapter's own chunks.
+    """
+
+    def __init__(self, engine: Engine, sequence: CachedSequence) -> None:
+        self.engine = engine
+        self.sequence = sequence
+        self.flight = Flight()
+        self.claim = Grade.FAITHFUL
+        self._state = SequenceState(engine.spec, engine.manager.geometry, engine.arena, sequence)
+        self.layers: list[Any] = engine.layers.make(self._state, self.flight)
+        self._paged = [layer for layer in self.layers if isinstance(layer, PagedLayerMixin)]
+        # A linear layer is not told about every token (the fused decode kernel updates in place), so it cannot count.
+        self.counting = [layer for layer in self._paged if not isinstance(layer, PagedLinearLayer)]
+        self._kept_at = sequence.length if sequence.length == sequence.reused else -1
+        self._sync()
+
+    @property
+    def length(self) -> int:
+        """Tokens whose state is there."""
+        return self.sequence.length
+
+    def take_off(self, ids: torch.Tensor) -> None:
+        """A forward over ``ids`` (int64, ``[q]``) is about to run: reserve its slots."""
+        self.abort()
+        sequence, start = self.sequence, self.sequence.length
+        self.engine.run(sequence.append(ids.numpy(force=True)))
+        self._state.refresh()
+        self.flight.start, self.flight.end = start, start + ids.shape[0]
+
+    def land(self) -> None:
+        """The forward is over: publish the segments that it completed."""
+        end = self.flight.end
+        behind = sum([layer.cumulative_length != end for layer in self.counting])
+        if behind:
+            self._roll_back()
+            raise SequenceError(f"the forward left {behind} layers without the new tokens; nothing of it was kept")
+        self.flight.start = self.flight.end = -1
+        self.engine.run(self.sequence.commit(self.claim))
+
+    def abort(self) -> None:
+        """If a forward is in progress it will not finish (it raised, or Ctrl-C): give its slots back."""
+        if self.flight.end >= 0:
+            self._roll_back()
+
+    def checkpoint(self) -> None:
+        """Keep the exact present end resumable, as far as there is room."""
+        self.abort()
+        self.sequence.check()
+        if self.length and self.length != self._kept_at:
+            self.engine.run(self.sequence.checkpoint())
+            self._kept_at = self.length
+
+    def fork(self) -> Runner:
+        """A second sequence with the same past."""
+        self.abort()
+        self.sequence.check()
+        child, plan = self.sequence.fork()
+        try:
+            self.engine.run(plan)
+            return self.engine.track(Runner(self.engine, child))
+        except BaseException:
+            child.close()
+            raise
+
+    def close(self) -> None:
+        """Keep the end resumable unless it is torn, and give everything back."""
+        if self.sequence.closed:
+            return
+        try:
+            self.abort()
+            if not self.sequence.broken:
+                self.checkpoint()
+        finally:
+            self.sequence.close()
+
+    def _roll_back(self) -> None:
+        self.flight.start = self.flight.end = -1
+        self.sequence.rollback()
+        if not self.sequence.broken:
+            self._sync()
+
+    def _sync(self) -> None:
+        self._state.refresh()
+        for layer in self._paged:
+            layer.sync(self.length)

@@ -1,0 +1,143 @@
+"""A session: one token sequence, its lease on cached state, and the cache that a model continues it with."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from transformers import PreTrainedModel
+
+from kvloom.adapters.transformers.cache import PagedCache
+from kvloom.adapters.transformers.forward import forward_chunk
+from kvloom.adapters.transformers.runner import Runner
+from kvloom.errors import InputError
+from kvloom.plan import Explanation
+from kvloom.sequence import CachedSequence
+from kvloom.types import Grade, Int32Array
+
+
+class Session:
+    """Made by :meth:`Engine.open` and :meth:`fork`; belongs to the thread that made the engine.  A context manager.
+
+    ``prefill`` computes what is missing of the prompt in canonical chunks, up to its last token, which is always
+    its own forward.  Then ``model.generate(ids, past_key_values=session.cache)``, or any other calls of the
+    attached model with this cache, go on.  ``close`` keeps the exact end resumable.
+
+    Attributes:
+        cache: the transformers cache.
+        tokens: the prompt, int32 ``[n]``.
+    """
+
+    def __init__(self, runner: Runner, tokens: Int32Array) -> None:
+        self._runner = runner
+        self.tokens = tokens
+        self.cache = PagedCache(runner)
+
+    # ---------------------------------------------------------------- looking
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The attached model."""
+        return self._runner.engine.model
+
+    @property
+    def sequence(self) -> CachedSequence:
+        """The manager's side of the session: block tables, live slots."""
+        return self._runner.sequence
+
+    @property
+    def reused(self) -> int:
+        """Leading tokens that needed no compute."""
+        return self.sequence.reused
+
+    @property
+    def length(self) -> int:
+        """Tokens whose state is there."""
+        return self.sequence.length
+
+    @property
+    def grade(self) -> Grade:
+        """Worst grade of the state so far."""
+        return self.sequence.grade
+
+    @property
+    def explanation(self) -> Explanation:
+        """What the lookup found, and what stopped it."""
+        return self.sequence.explanation
+
+    @property
+    def closed(self) -> bool:
+        """True once closed."""
+        return self.sequence.closed
+
+    @property
+    def broken(self) -> bool:
+        """True after a forward failed half-way and left state torn that is updated in place: only ``close`` is left."""
+        return self.sequence.broken
+
+    # ---------------------------------------------------------------- working
+
+    def prefill(self) -> PagedCache:
+        """Compute the missing tokens of the prompt but the last, and keep the state there resumable.
+
+        The calls are those of a cold run: from segment boundary to segment boundary, then the ragged rest.
+
+        Raises:
+            CapacityError: no room; what was computed so far stays.
+            SequenceError: the session is closed, or a forward failed half-way.
+        """
+        end = len(self.tokens) - 1
+        while self.length < end:
+            self.step(end)
+        self.checkpoint()
+        return self.cache
+
+    def step(self, end: int) -> torch.Tensor:
+        """Run one canonical chunk of the prompt: to the next segment boundary, or to ``end`` if that is nearer.
+
+        Returns the logits of its last token, ``[1, 1, vocab]``.
+        """
+        runner = self._runner
+        runner.abort()
+        start, segment = self.length, runner.engine.spec.segment_tokens
+        stop = min(end, (start // segment + 1) * segment)
+        ids = torch.from_numpy(self.tokens[start:stop]).to(self.model.device, torch.int64).unsqueeze(0)
+        runner.claim = Grade.CANONICAL
+        try:
+            return forward_chunk(self.model, ids, self.cache, start)
+        except BaseException:
+            runner.abort()
+            raise
+        finally:
+            runner.claim = Grade.FAITHFUL
+
+    def checkpoint(self) -> None:
+        """Keep the exact present end resumable, as far as there is room."""
+        self._runner.checkpoint()
+
+    def fork(self, token_ids: Any = None) -> Session:
+        """A second session with the same past; from here both go on apart.
+
+        Args:
+            token_ids: the prompt of the fork, which must begin with the tokens computed so far (it can be
+                prefilled then); by default the fork has no prompt beyond them.
+        """
+        self._runner.abort()
+        past = self.sequence.tokens
+        tokens = past.copy() if token_ids is None else self._runner.engine.checked(token_ids)
+        if len(tokens) < len(past) or not (tokens[: len(past)] == past).all():
+            raise InputError(f"the prompt of a fork must begin with the {len(past)} tokens computed so far")
+        return Session(self._runner.fork(), tokens)
+
+    def close(self) -> None:
+        """Keep the end resumable and give everything back.  Closing twice is harmless."""
+        self._runner.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
