@@ -308,7 +308,9 @@ class Manager:
         top = self.spec.vocab_size or 2**31
         if low < 0 or high >= top:
             at = int(np.flatnonzero((array < 0) | (array >= top))[0])
-            raise InputError(f"token {int(array[at])} at position {already + at} is outside the vocabulary, 0 to {top - 1}")
+            raise InputError(
+                f"token {int(array[at])} at position {already + at} is outside the vocabulary, 0 to {top - 1}"
+            )
         if self.spec.max_positions and already + array.size > self.spec.max_positions:
             raise InputError(
                 f"{already + array.size} tokens are more than the {self.spec.max_positions} positions of {self.spec.name}; "

@@ -111,7 +111,14 @@ class CachedSequence:
             manager.release_slots(list(snapshots.items()))
             raise
         sequence = cls(
-            manager, row, prompt[: hit.position], hit.position, int(hit.path[hit.depth]), Grade(worst), floor, explanation
+            manager,
+            row,
+            prompt[: hit.position],
+            hit.position,
+            int(hit.path[hit.depth]),
+            Grade(worst),
+            floor,
+            explanation,
         )
         sequence.restore = manager.tickets.issue(copies + sealed, ready=ready)
         manager.release_slots(replaced)

@@ -33,66 +33,244 @@ ALLOCS, EVICTIONS, HITS, MISSES, COMMITS, UNKEPT = range(6)
 """Columns of ``counters[g]``: objects allocated, evicted, leased, missing, committed, not kept for lack of room."""
 
 
-class Arrays(NamedTuple):
-    """See the module docstring for index spaces.  Owned and mutated by the core only."""
+# rows of ``group``: int32 [14, G]
+RULE = 0  # RULE_*
+RATIO = 1  # tokens per entry
+BLOCK_TOKENS = 2  # 0 = snapshot
+WINDOW = 3
+CHUNKED = 4  # 1 for chunked local attention
+UNLESS_MULTIPLE = 5  # snapshots needed only off multiples of this; 0 = everywhere
+FIRST_NEEDED = 6
+INTERVAL = 7  # snapshots of segment ends are kept at multiples of this
+SLOTS_PER_PAGE = 8
+PAGE_BASE = 9  # page of local slot 0
+LRU_HEAD = 10  # global slot, least recently released first
+LRU_TAIL = 11
+PART_HEAD = 12  # first page with a free slot
+USED = 13  # slots not free
 
-    # per group
-    rule: AnyArray  # int8: RULE_*
-    ratio: AnyArray  # int32 tokens per entry
-    block_tokens: AnyArray  # int32, 0 = snapshot
-    window: AnyArray  # int32
-    chunked: AnyArray  # bool
-    unless_multiple: AnyArray  # int32: snapshots needed only off multiples of this; 0 = everywhere
-    first_needed: AnyArray  # int32
-    interval: AnyArray  # int32: snapshots of segment ends are kept at multiples of this
+# rows of ``page``: int32 [6, P]
+PAGE_GROUP = 0  # -1 = free
+PAGE_FREE = 1  # first free slot (global)
+PAGE_USED = 2
+PAGE_PINNED = 3  # slots of the page that cannot be evicted now
+PAGE_PREV = 4  # list of the pages of a group with free slots
+PAGE_NEXT = 5  # the same list, forwards
+
+# rows of ``slot``: int32 [8, S]
+STATE = 0  # ObjectState
+GRADE = 1  # Grade
+GENERATION = 2  # grows at every allocation and every free
+PINS = 3  # holders (sequences, transfers)
+OWNER = 4  # node whose column names this slot, -1 = private
+OWNER_COL = 5
+PREV = 6  # LRU list
+NEXT = 7  # LRU list, or the free list of the page
+
+# rows of ``node``: int32 [13, N]
+PARENT = 0  # -1 for a root or an unused node
+ROOT = 1  # the namespace this node belongs to
+DEPTH = 2  # segments from the root to the end of this node (checkpoint: of its parent)
+NTOKENS = 3  # segment, or fewer for a checkpoint; 0 = root; -1 = unused
+RESIDENT = 4  # number of columns that name a slot
+WEIGHT = 5  # resident objects + live children + live checkpoints + holders; 0 = a ghost
+FIRST_CHILD = 6
+FIRST_CHECKPOINT = 7
+SIBLING_PREV = 8
+SIBLING_NEXT = 9
+GHOST_PREV = 10  # list of nodes of weight 0, in the order they lost it
+GHOST_NEXT = 11
+IS_GHOST = 12  # 1 when in the ghost list
+
+
+class Arrays(NamedTuple):
+    """See the module docstring for index spaces.  Owned and mutated by the core only.
+
+    Few arrays with many rows, since compile time grows with the number of arrays a function takes.
+    """
+
+    group: AnyArray  # int32 [14, G]
+    page: AnyArray  # int32 [6, P]
+    slot: AnyArray  # int32 [8, S]
+    node: AnyArray  # int32 [13, N]
     slot_base: AnyArray  # int32 [G + 1]
-    slots_per_page: AnyArray  # int32
-    page_base: AnyArray  # int32: page of local slot 0
     col_base: AnyArray  # int32 [G + 1]
-    lru_head: AnyArray  # int32 [G] global slot, least recently released first
-    lru_tail: AnyArray  # int32 [G]
-    part_head: AnyArray  # int32 [G] first page with a free slot
-    used: AnyArray  # int32 [G] slots not free
     counters: AnyArray  # int64 [G, 6]
-    # per page
-    page_group: AnyArray  # int16, -1 = free
-    page_free: AnyArray  # int32 first free slot (global)
-    page_used: AnyArray  # int32
-    page_pinned: AnyArray  # int32 slots of the page that cannot be evicted now
-    page_prev: AnyArray  # int32 list of pages of a group with free slots
-    page_next: AnyArray  # int32
-    free_pages: AnyArray  # int32 stack
+    stamp: AnyArray  # int64 [S] clock of the last release
+    tokens: AnyArray  # int32 [N, segment]
+    columns: AnyArray  # int32 [N, C] local slot, or a code that says why there is none
+    key: AnyArray  # uint64 [N] hash of (parent, a sample of the tokens)
+    free_pages: AnyArray  # int32 [P] stack
+    free_nodes: AnyArray  # int32 [N] stack
+    table: AnyArray  # int32, open-addressing hash table of segment nodes, -1 = empty
+    scalars: AnyArray  # int64 [6]
     static_pages: AnyArray  # bool [1]
-    # per slot
-    state: AnyArray  # uint8 ObjectState
-    grade: AnyArray  # uint8 Grade
-    generation: AnyArray  # uint32, grows at every allocation and every free
-    pins: AnyArray  # int32 holders (sequences, transfers)
-    stamp: AnyArray  # int64 clock of the last release
-    owner: AnyArray  # int32 node whose column names this slot, -1 = private
-    owner_col: AnyArray  # int32
-    prev: AnyArray  # int32 LRU list
-    next: AnyArray  # int32 LRU list, or the free list of the page
-    # per node
-    parent: AnyArray  # int32, -1 for a root or an unused node
-    root: AnyArray  # int32 the namespace this node belongs to
-    depth: AnyArray  # int32 segments from the root to the end of this node (checkpoint: of its parent)
-    ntokens: AnyArray  # int32: segment, or fewer for a checkpoint; 0 = root; -1 = unused
-    tokens: AnyArray  # int32 [N, S]
-    columns: AnyArray  # int32 [N, C] local slot, or why there is none
-    resident: AnyArray  # int32 number of columns that name a slot
-    weight: AnyArray  # int32 resident objects + live children + live checkpoints + holders; 0 = a ghost
-    first_child: AnyArray  # int32
-    first_checkpoint: AnyArray  # int32
-    sibling_prev: AnyArray  # int32
-    sibling_next: AnyArray  # int32
-    key: AnyArray  # uint64 hash of (parent, a sample of the tokens)
-    ghost_prev: AnyArray  # int32 list of nodes of weight 0, in the order they lost it
-    ghost_next: AnyArray  # int32
-    is_ghost: AnyArray  # bool
-    free_nodes: AnyArray  # int32 stack
-    table: AnyArray  # int32 open-addressing hash table of segment nodes, -1 = empty
-    scalars: AnyArray  # int64
+
+    # Rows by name, for code that is not compiled.
+
+    @property
+    def rule(self) -> AnyArray:
+        return self.group[RULE]
+
+    @property
+    def ratio(self) -> AnyArray:
+        return self.group[RATIO]
+
+    @property
+    def block_tokens(self) -> AnyArray:
+        return self.group[BLOCK_TOKENS]
+
+    @property
+    def window(self) -> AnyArray:
+        return self.group[WINDOW]
+
+    @property
+    def chunked(self) -> AnyArray:
+        return self.group[CHUNKED]
+
+    @property
+    def unless_multiple(self) -> AnyArray:
+        return self.group[UNLESS_MULTIPLE]
+
+    @property
+    def first_needed(self) -> AnyArray:
+        return self.group[FIRST_NEEDED]
+
+    @property
+    def interval(self) -> AnyArray:
+        return self.group[INTERVAL]
+
+    @property
+    def slots_per_page(self) -> AnyArray:
+        return self.group[SLOTS_PER_PAGE]
+
+    @property
+    def page_base(self) -> AnyArray:
+        return self.group[PAGE_BASE]
+
+    @property
+    def lru_head(self) -> AnyArray:
+        return self.group[LRU_HEAD]
+
+    @property
+    def lru_tail(self) -> AnyArray:
+        return self.group[LRU_TAIL]
+
+    @property
+    def part_head(self) -> AnyArray:
+        return self.group[PART_HEAD]
+
+    @property
+    def used(self) -> AnyArray:
+        return self.group[USED]
+
+    @property
+    def page_group(self) -> AnyArray:
+        return self.page[PAGE_GROUP]
+
+    @property
+    def page_free(self) -> AnyArray:
+        return self.page[PAGE_FREE]
+
+    @property
+    def page_used(self) -> AnyArray:
+        return self.page[PAGE_USED]
+
+    @property
+    def page_pinned(self) -> AnyArray:
+        return self.page[PAGE_PINNED]
+
+    @property
+    def page_prev(self) -> AnyArray:
+        return self.page[PAGE_PREV]
+
+    @property
+    def page_next(self) -> AnyArray:
+        return self.page[PAGE_NEXT]
+
+    @property
+    def state(self) -> AnyArray:
+        return self.slot[STATE]
+
+    @property
+    def grade(self) -> AnyArray:
+        return self.slot[GRADE]
+
+    @property
+    def generation(self) -> AnyArray:
+        return self.slot[GENERATION]
+
+    @property
+    def pins(self) -> AnyArray:
+        return self.slot[PINS]
+
+    @property
+    def owner(self) -> AnyArray:
+        return self.slot[OWNER]
+
+    @property
+    def owner_col(self) -> AnyArray:
+        return self.slot[OWNER_COL]
+
+    @property
+    def prev(self) -> AnyArray:
+        return self.slot[PREV]
+
+    @property
+    def next(self) -> AnyArray:
+        return self.slot[NEXT]
+
+    @property
+    def parent(self) -> AnyArray:
+        return self.node[PARENT]
+
+    @property
+    def root(self) -> AnyArray:
+        return self.node[ROOT]
+
+    @property
+    def depth(self) -> AnyArray:
+        return self.node[DEPTH]
+
+    @property
+    def ntokens(self) -> AnyArray:
+        return self.node[NTOKENS]
+
+    @property
+    def resident(self) -> AnyArray:
+        return self.node[RESIDENT]
+
+    @property
+    def weight(self) -> AnyArray:
+        return self.node[WEIGHT]
+
+    @property
+    def first_child(self) -> AnyArray:
+        return self.node[FIRST_CHILD]
+
+    @property
+    def first_checkpoint(self) -> AnyArray:
+        return self.node[FIRST_CHECKPOINT]
+
+    @property
+    def sibling_prev(self) -> AnyArray:
+        return self.node[SIBLING_PREV]
+
+    @property
+    def sibling_next(self) -> AnyArray:
+        return self.node[SIBLING_NEXT]
+
+    @property
+    def ghost_prev(self) -> AnyArray:
+        return self.node[GHOST_PREV]
+
+    @property
+    def ghost_next(self) -> AnyArray:
+        return self.node[GHOST_NEXT]
+
+    @property
+    def is_ghost(self) -> AnyArray:
+        return self.node[IS_GHOST]
 
 
 def rule_of(group: GroupSpec) -> int:
@@ -107,10 +285,6 @@ def columns_of(group: GroupSpec, segment: int) -> int:
     return 1 if group.is_snapshot else segment // group.block_tokens
 
 
-def _per_group(values: list[int], dtype: type) -> AnyArray:
-    return np.array(values, dtype=dtype)
-
-
 def allocate(spec: ModelSpec, geometry: ArenaGeometry, max_nodes: int) -> Arrays:
     """All arrays for ``spec`` on an arena of this geometry, with room for ``max_nodes`` index nodes."""
     groups = spec.groups
@@ -119,71 +293,49 @@ def allocate(spec: ModelSpec, geometry: ArenaGeometry, max_nodes: int) -> Arrays
     total = int(slot_base[-1])
     pages_of = geometry.num_slots // geometry.slots_per_page
     pages = count if geometry.static_split else int(pages_of[0])
-    page_base = np.arange(count, dtype=np.int32) if geometry.static_split else np.zeros(count, dtype=np.int32)
     col_base = np.cumsum([0] + [columns_of(g, spec.segment_tokens) for g in groups]).astype(np.int32)
     buckets = 1 << max(4, (2 * max_nodes - 1).bit_length())
-    none = np.int32(-1)
-
-    def links(size: int) -> AnyArray:
-        return np.full(size, none, dtype=np.int32)
-
+    group = np.array(
+        [
+            [rule_of(g) for g in groups],
+            [g.ratio for g in groups],
+            [g.block_tokens for g in groups],
+            [g.window for g in groups],
+            [g.chunked for g in groups],
+            [g.needed_unless_multiple_of for g in groups],
+            [g.first_needed for g in groups],
+            [(spec.snapshot_interval or spec.segment_tokens) if g.kind is Kind.RECURRENT else 1 for g in groups],
+            geometry.slots_per_page.tolist(),
+            list(range(count)) if geometry.static_split else [0] * count,
+            [-1] * count,
+            [-1] * count,
+            [-1] * count,
+            [0] * count,
+        ],
+        dtype=np.int32,
+    )
     arrays = Arrays(
-        rule=_per_group([rule_of(g) for g in groups], np.int8),
-        ratio=_per_group([g.ratio for g in groups], np.int32),
-        block_tokens=_per_group([g.block_tokens for g in groups], np.int32),
-        window=_per_group([g.window for g in groups], np.int32),
-        chunked=_per_group([g.chunked for g in groups], np.bool_),
-        unless_multiple=_per_group([g.needed_unless_multiple_of for g in groups], np.int32),
-        first_needed=_per_group([g.first_needed for g in groups], np.int32),
-        interval=_per_group(
-            [(spec.snapshot_interval or spec.segment_tokens) if g.kind is Kind.RECURRENT else 1 for g in groups], np.int32
-        ),
+        group=group,
+        page=np.zeros((6, pages), dtype=np.int32),
+        slot=np.zeros((8, total), dtype=np.int32),
+        node=np.zeros((13, max_nodes), dtype=np.int32),
         slot_base=slot_base,
-        slots_per_page=geometry.slots_per_page.astype(np.int32),
-        page_base=page_base,
         col_base=col_base,
-        lru_head=links(count),
-        lru_tail=links(count),
-        part_head=links(count),
-        used=np.zeros(count, dtype=np.int32),
         counters=np.zeros((count, 6), dtype=np.int64),
-        page_group=np.full(pages, -1, dtype=np.int16),
-        page_free=links(pages),
-        page_used=np.zeros(pages, dtype=np.int32),
-        page_pinned=np.zeros(pages, dtype=np.int32),
-        page_prev=links(pages),
-        page_next=links(pages),
-        free_pages=np.arange(pages - 1, -1, -1, dtype=np.int32),
-        static_pages=np.array([geometry.static_split]),
-        state=np.zeros(total, dtype=np.uint8),
-        grade=np.zeros(total, dtype=np.uint8),
-        generation=np.zeros(total, dtype=np.uint32),
-        pins=np.zeros(total, dtype=np.int32),
         stamp=np.zeros(total, dtype=np.int64),
-        owner=links(total),
-        owner_col=links(total),
-        prev=links(total),
-        next=links(total),
-        parent=links(max_nodes),
-        root=links(max_nodes),
-        depth=np.zeros(max_nodes, dtype=np.int32),
-        ntokens=links(max_nodes),
         tokens=np.zeros((max_nodes, spec.segment_tokens), dtype=np.int32),
         columns=np.zeros((max_nodes, int(col_base[-1])), dtype=np.int32),
-        resident=np.zeros(max_nodes, dtype=np.int32),
-        weight=np.zeros(max_nodes, dtype=np.int32),
-        first_child=links(max_nodes),
-        first_checkpoint=links(max_nodes),
-        sibling_prev=links(max_nodes),
-        sibling_next=links(max_nodes),
         key=np.zeros(max_nodes, dtype=np.uint64),
-        ghost_prev=links(max_nodes),
-        ghost_next=links(max_nodes),
-        is_ghost=np.zeros(max_nodes, dtype=np.bool_),
+        free_pages=np.arange(pages - 1, -1, -1, dtype=np.int32),
         free_nodes=np.arange(max_nodes - 1, -1, -1, dtype=np.int32),
-        table=links(buckets),
+        table=np.full(buckets, -1, dtype=np.int32),
         scalars=np.array([0, pages, max_nodes, -1, -1, 0], dtype=np.int64),
+        static_pages=np.array([geometry.static_split]),
     )
+    arrays.page[[PAGE_GROUP, PAGE_FREE, PAGE_PREV, PAGE_NEXT]] = -1
+    arrays.slot[[OWNER, OWNER_COL, PREV, NEXT]] = -1
+    links = [PARENT, ROOT, NTOKENS, FIRST_CHILD, FIRST_CHECKPOINT, SIBLING_PREV, SIBLING_NEXT, GHOST_PREV, GHOST_NEXT]
+    arrays.node[links] = -1
     if geometry.static_split:
         _own_static_pages(arrays)
     return arrays

@@ -9,37 +9,62 @@ list is a leaf of the index unless two sequences raced.
 from __future__ import annotations
 
 from kvloom.core._jit import jit
-from kvloom.core.arrays import ALLOCS, CLOCK, FREE_PAGES, Arrays
+from kvloom.core.arrays import (
+    ALLOCS,
+    CLOCK,
+    FREE_PAGES,
+    GENERATION,
+    GRADE,
+    LRU_HEAD,
+    LRU_TAIL,
+    NEXT,
+    OWNER,
+    OWNER_COL,
+    PAGE_BASE,
+    PAGE_FREE,
+    PAGE_GROUP,
+    PAGE_NEXT,
+    PAGE_PINNED,
+    PAGE_PREV,
+    PAGE_USED,
+    PART_HEAD,
+    PINS,
+    PREV,
+    SLOTS_PER_PAGE,
+    STATE,
+    USED,
+    Arrays,
+)
 from kvloom.core.lifecycle import ALLOCATED, FREE, move
 
 
 @jit
 def page_of(a: Arrays, g: int, s: int) -> int:
     """Page that holds global slot ``s`` of group ``g``."""
-    return a.page_base[g] + (s - a.slot_base[g]) // a.slots_per_page[g]
+    return a.group[PAGE_BASE, g] + (s - a.slot_base[g]) // a.group[SLOTS_PER_PAGE, g]
 
 
 @jit
 def _list_page(a: Arrays, g: int, p: int) -> None:
-    head = a.part_head[g]
-    a.page_prev[p] = -1
-    a.page_next[p] = head
+    head = a.group[PART_HEAD, g]
+    a.page[PAGE_PREV, p] = -1
+    a.page[PAGE_NEXT, p] = head
     if head >= 0:
-        a.page_prev[head] = p
-    a.part_head[g] = p
+        a.page[PAGE_PREV, head] = p
+    a.group[PART_HEAD, g] = p
 
 
 @jit
 def _unlist_page(a: Arrays, g: int, p: int) -> None:
-    before, after = a.page_prev[p], a.page_next[p]
+    before, after = a.page[PAGE_PREV, p], a.page[PAGE_NEXT, p]
     if before >= 0:
-        a.page_next[before] = after
+        a.page[PAGE_NEXT, before] = after
     else:
-        a.part_head[g] = after
+        a.group[PART_HEAD, g] = after
     if after >= 0:
-        a.page_prev[after] = before
-    a.page_prev[p] = -1
-    a.page_next[p] = -1
+        a.page[PAGE_PREV, after] = before
+    a.page[PAGE_PREV, p] = -1
+    a.page[PAGE_NEXT, p] = -1
 
 
 @jit
@@ -49,13 +74,13 @@ def _acquire_page(a: Arrays, g: int) -> bool:
         return False
     a.scalars[FREE_PAGES] -= 1
     p = a.free_pages[a.scalars[FREE_PAGES]]
-    per_page = a.slots_per_page[g]
+    per_page = a.group[SLOTS_PER_PAGE, g]
     first = a.slot_base[g] + p * per_page
     for s in range(first, first + per_page - 1):
-        a.next[s] = s + 1
-    a.next[first + per_page - 1] = -1
-    a.page_group[p] = g
-    a.page_free[p] = first
+        a.slot[NEXT, s] = s + 1
+    a.slot[NEXT, first + per_page - 1] = -1
+    a.page[PAGE_GROUP, p] = g
+    a.page[PAGE_FREE, p] = first
     _list_page(a, g, p)
     return True
 
@@ -63,23 +88,23 @@ def _acquire_page(a: Arrays, g: int) -> bool:
 @jit
 def take_slot(a: Arrays, g: int) -> int:
     """Take a slot without evicting: ALLOCATED, one holder.  Returns the global slot, or -1."""
-    if a.part_head[g] < 0 and not _acquire_page(a, g):
+    if a.group[PART_HEAD, g] < 0 and not _acquire_page(a, g):
         return -1
-    p = a.part_head[g]
-    s = a.page_free[p]
-    a.page_free[p] = a.next[s]
-    if a.page_free[p] < 0:
+    p = a.group[PART_HEAD, g]
+    s = a.page[PAGE_FREE, p]
+    a.page[PAGE_FREE, p] = a.slot[NEXT, s]
+    if a.page[PAGE_FREE, p] < 0:
         _unlist_page(a, g, p)
-    a.next[s] = -1
-    a.page_used[p] += 1
-    a.page_pinned[p] += 1
-    move(a.state, s, ALLOCATED)
-    a.generation[s] += 1
-    a.pins[s] = 1
-    a.grade[s] = 2
-    a.owner[s] = -1
-    a.owner_col[s] = -1
-    a.used[g] += 1
+    a.slot[NEXT, s] = -1
+    a.page[PAGE_USED, p] += 1
+    a.page[PAGE_PINNED, p] += 1
+    move(a.slot[STATE], s, ALLOCATED)
+    a.slot[GENERATION, s] += 1
+    a.slot[PINS, s] = 1
+    a.slot[GRADE, s] = 2
+    a.slot[OWNER, s] = -1
+    a.slot[OWNER_COL, s] = -1
+    a.group[USED, g] += 1
     a.counters[g, ALLOCS] += 1
     return s
 
@@ -87,21 +112,21 @@ def take_slot(a: Arrays, g: int) -> int:
 @jit
 def give_slot(a: Arrays, g: int, s: int) -> None:
     """Give back a slot that nobody holds and that is in no list; its page returns when it is empty."""
-    move(a.state, s, FREE)
-    a.generation[s] += 1
-    a.owner[s] = -1
-    a.used[g] -= 1
+    move(a.slot[STATE], s, FREE)
+    a.slot[GENERATION, s] += 1
+    a.slot[OWNER, s] = -1
+    a.group[USED, g] -= 1
     p = page_of(a, g, s)
-    a.page_used[p] -= 1
-    a.page_pinned[p] -= 1
-    if a.page_free[p] < 0:
+    a.page[PAGE_USED, p] -= 1
+    a.page[PAGE_PINNED, p] -= 1
+    if a.page[PAGE_FREE, p] < 0:
         _list_page(a, g, p)
-    a.next[s] = a.page_free[p]
-    a.page_free[p] = s
-    if a.page_used[p] == 0 and not a.static_pages[0]:
+    a.slot[NEXT, s] = a.page[PAGE_FREE, p]
+    a.page[PAGE_FREE, p] = s
+    if a.page[PAGE_USED, p] == 0 and not a.static_pages[0]:
         _unlist_page(a, g, p)
-        a.page_group[p] = -1
-        a.page_free[p] = -1
+        a.page[PAGE_GROUP, p] = -1
+        a.page[PAGE_FREE, p] = -1
         a.free_pages[a.scalars[FREE_PAGES]] = p
         a.scalars[FREE_PAGES] += 1
 
@@ -109,49 +134,49 @@ def give_slot(a: Arrays, g: int, s: int) -> None:
 @jit
 def link_lru(a: Arrays, g: int, s: int) -> None:
     """Make a slot evictable: last in the LRU list of its group."""
-    tail = a.lru_tail[g]
-    a.prev[s] = tail
-    a.next[s] = -1
+    tail = a.group[LRU_TAIL, g]
+    a.slot[PREV, s] = tail
+    a.slot[NEXT, s] = -1
     if tail >= 0:
-        a.next[tail] = s
+        a.slot[NEXT, tail] = s
     else:
-        a.lru_head[g] = s
-    a.lru_tail[g] = s
+        a.group[LRU_HEAD, g] = s
+    a.group[LRU_TAIL, g] = s
     a.stamp[s] = a.scalars[CLOCK]
-    a.page_pinned[page_of(a, g, s)] -= 1
+    a.page[PAGE_PINNED, page_of(a, g, s)] -= 1
 
 
 @jit
 def unlink_lru(a: Arrays, g: int, s: int) -> None:
     """Take a slot out of the LRU list: it is held, or about to be given back."""
-    before, after = a.prev[s], a.next[s]
+    before, after = a.slot[PREV, s], a.slot[NEXT, s]
     if before >= 0:
-        a.next[before] = after
+        a.slot[NEXT, before] = after
     else:
-        a.lru_head[g] = after
+        a.group[LRU_HEAD, g] = after
     if after >= 0:
-        a.prev[after] = before
+        a.slot[PREV, after] = before
     else:
-        a.lru_tail[g] = before
-    a.prev[s] = -1
-    a.next[s] = -1
-    a.page_pinned[page_of(a, g, s)] += 1
+        a.group[LRU_TAIL, g] = before
+    a.slot[PREV, s] = -1
+    a.slot[NEXT, s] = -1
+    a.page[PAGE_PINNED, page_of(a, g, s)] += 1
 
 
 @jit
 def hold(a: Arrays, g: int, s: int) -> None:
     """Add a holder to a slot that is in use."""
-    if a.pins[s] == 0:
+    if a.slot[PINS, s] == 0:
         unlink_lru(a, g, s)
-    a.pins[s] += 1
+    a.slot[PINS, s] += 1
 
 
 @jit
 def release(a: Arrays, g: int, s: int) -> None:
     """Remove a holder; without holders a private slot is given back and an indexed one becomes evictable."""
-    a.pins[s] -= 1
-    if a.pins[s] == 0:
-        if a.owner[s] < 0:
+    a.slot[PINS, s] -= 1
+    if a.slot[PINS, s] == 0:
+        if a.slot[OWNER, s] < 0:
             give_slot(a, g, s)
         else:
             link_lru(a, g, s)

@@ -7,7 +7,25 @@ and everything below.  A checkpoint goes as a whole.  A window block or snapshot
 from __future__ import annotations
 
 from kvloom.core._jit import jit
-from kvloom.core.arrays import RULE_PREFIX, Arrays
+from kvloom.core.arrays import (
+    FIRST_CHECKPOINT,
+    FIRST_CHILD,
+    LRU_HEAD,
+    NTOKENS,
+    OWNER,
+    PAGE_BASE,
+    PAGE_GROUP,
+    PAGE_PINNED,
+    PARENT,
+    PINS,
+    RESIDENT,
+    RULE,
+    RULE_PREFIX,
+    SIBLING_NEXT,
+    SLOTS_PER_PAGE,
+    WEIGHT,
+    Arrays,
+)
 from kvloom.core.block_pool import take_slot
 from kvloom.core.prefix_index import add_weight, drop_weight, forget_object
 from kvloom.types import SLOT_EVICTED
@@ -25,21 +43,21 @@ def group_of_column(a: Arrays, c: int) -> int:
 @jit
 def drop_node_objects(a: Arrays, n: int, code: int) -> None:
     """Drop every object of node ``n`` that nobody holds.  The caller holds the node."""
-    if a.resident[n] == 0:
+    if a.node[RESIDENT, n] == 0:
         return
-    for g in range(len(a.rule)):
+    for g in range(a.group.shape[1]):
         for c in range(a.col_base[g], a.col_base[g + 1]):
             local = a.columns[n, c]
-            if local >= 0 and a.pins[a.slot_base[g] + local] == 0:
+            if local >= 0 and a.slot[PINS, a.slot_base[g] + local] == 0:
                 forget_object(a, g, a.slot_base[g] + local, code)
 
 
 @jit
 def _drop_with_checkpoints(a: Arrays, n: int, code: int) -> None:
-    checkpoint = a.first_checkpoint[n]
+    checkpoint = a.node[FIRST_CHECKPOINT, n]
     while checkpoint >= 0:
-        after = a.sibling_next[checkpoint]
-        if a.resident[checkpoint] > 0:
+        after = a.node[SIBLING_NEXT, checkpoint]
+        if a.node[RESIDENT, checkpoint] > 0:
             add_weight(a, checkpoint)
             drop_node_objects(a, checkpoint, code)
             drop_weight(a, checkpoint)
@@ -49,8 +67,8 @@ def _drop_with_checkpoints(a: Arrays, n: int, code: int) -> None:
 
 @jit
 def _first_leaf(a: Arrays, n: int) -> int:
-    while a.first_child[n] >= 0 and a.weight[n] > 0:
-        n = a.first_child[n]
+    while a.node[FIRST_CHILD, n] >= 0 and a.node[WEIGHT, n] > 0:
+        n = a.node[FIRST_CHILD, n]
     return n
 
 
@@ -60,28 +78,28 @@ def drop_subtree(a: Arrays, top: int, code: int) -> None:
     add_weight(a, top)
     n = _first_leaf(a, top)
     while True:
-        if a.weight[n] > 0:
+        if a.node[WEIGHT, n] > 0:
             add_weight(a, n)
             _drop_with_checkpoints(a, n, code)
             drop_weight(a, n)
         if n == top:
             break
-        if a.sibling_next[n] >= 0:
-            n = _first_leaf(a, a.sibling_next[n])
+        if a.node[SIBLING_NEXT, n] >= 0:
+            n = _first_leaf(a, a.node[SIBLING_NEXT, n])
         else:
-            n = a.parent[n]
+            n = a.node[PARENT, n]
     drop_weight(a, top)
 
 
 @jit
 def evict_object(a: Arrays, g: int, s: int) -> None:
     """Evict the evictable object in slot ``s`` and what is useless without it."""
-    n = a.owner[s]
-    if a.ntokens[n] < a.tokens.shape[1]:
+    n = a.slot[OWNER, s]
+    if a.node[NTOKENS, n] < a.tokens.shape[1]:
         add_weight(a, n)
         drop_node_objects(a, n, SLOT_EVICTED)
         drop_weight(a, n)
-    elif a.rule[g] == RULE_PREFIX:
+    elif a.group[RULE, g] == RULE_PREFIX:
         drop_subtree(a, n, SLOT_EVICTED)
     else:
         forget_object(a, g, s, SLOT_EVICTED)
@@ -91,14 +109,14 @@ def evict_object(a: Arrays, g: int, s: int) -> None:
 def _oldest_page(a: Arrays, g: int) -> int:
     """The page of ``g`` that can be emptied whose youngest object is oldest, or -1."""
     best, best_stamp = -1, 0
-    per_page = a.slots_per_page[g]
-    for p in range(len(a.page_group)):
-        if a.page_group[p] != g or a.page_pinned[p] > 0:
+    per_page = a.group[SLOTS_PER_PAGE, g]
+    for p in range(a.page.shape[1]):
+        if a.page[PAGE_GROUP, p] != g or a.page[PAGE_PINNED, p] > 0:
             continue
-        first = a.slot_base[g] + (p - a.page_base[g]) * per_page
+        first = a.slot_base[g] + (p - a.group[PAGE_BASE, g]) * per_page
         youngest = 0
         for s in range(first, first + per_page):
-            if a.owner[s] >= 0 and a.stamp[s] > youngest:
+            if a.slot[OWNER, s] >= 0 and a.stamp[s] > youngest:
                 youngest = a.stamp[s]
         if best < 0 or youngest < best_stamp:
             best, best_stamp = p, youngest
@@ -111,9 +129,9 @@ def _empty_page(a: Arrays, g: int) -> bool:
     p = _oldest_page(a, g)
     if p < 0:
         return False
-    first = a.slot_base[g] + (p - a.page_base[g]) * a.slots_per_page[g]
-    for s in range(first, first + a.slots_per_page[g]):
-        if a.owner[s] >= 0:
+    first = a.slot_base[g] + (p - a.group[PAGE_BASE, g]) * a.group[SLOTS_PER_PAGE, g]
+    for s in range(first, first + a.group[SLOTS_PER_PAGE, g]):
+        if a.slot[OWNER, s] >= 0:
             evict_object(a, g, s)
     return True
 
@@ -122,8 +140,8 @@ def _empty_page(a: Arrays, g: int) -> bool:
 def _group_with_oldest(a: Arrays, skip: int) -> int:
     """The group (other than ``skip``) whose LRU head was released first, or -1."""
     best, best_stamp = -1, 0
-    for g in range(len(a.rule)):
-        head = a.lru_head[g]
+    for g in range(a.group.shape[1]):
+        head = a.group[LRU_HEAD, g]
         if g != skip and head >= 0 and (best < 0 or a.stamp[head] < best_stamp):
             best, best_stamp = g, a.stamp[head]
     return best
@@ -132,14 +150,14 @@ def _group_with_oldest(a: Arrays, skip: int) -> int:
 @jit
 def make_room(a: Arrays, g: int) -> bool:
     """Evict so that group ``g`` can take a slot; False when everything is in use."""
-    own = a.lru_head[g]
+    own = a.group[LRU_HEAD, g]
     if a.static_pages[0]:
         if own < 0:
             return False
         evict_object(a, g, own)
         return True
     other = _group_with_oldest(a, g)
-    if own >= 0 and (other < 0 or a.stamp[own] <= a.stamp[a.lru_head[other]]):
+    if own >= 0 and (other < 0 or a.stamp[own] <= a.stamp[a.group[LRU_HEAD, other]]):
         evict_object(a, g, own)
         return True
     if other >= 0 and _empty_page(a, other):
@@ -147,8 +165,8 @@ def make_room(a: Arrays, g: int) -> bool:
     if own >= 0:
         evict_object(a, g, own)
         return True
-    for h in range(len(a.rule)):
-        if h != g and h != other and a.lru_head[h] >= 0 and _empty_page(a, h):
+    for h in range(a.group.shape[1]):
+        if h != g and h != other and a.group[LRU_HEAD, h] >= 0 and _empty_page(a, h):
             return True
     return False
 

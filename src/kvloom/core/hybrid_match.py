@@ -10,7 +10,20 @@ from __future__ import annotations
 import numpy as np
 
 from kvloom.core._jit import jit
-from kvloom.core.arrays import RULE_PREFIX, RULE_WINDOW, Arrays
+from kvloom.core.arrays import (
+    BLOCK_TOKENS,
+    FIRST_CHECKPOINT,
+    FIRST_CHILD,
+    GRADE,
+    NTOKENS,
+    RESIDENT,
+    RULE,
+    RULE_PREFIX,
+    RULE_WINDOW,
+    SIBLING_NEXT,
+    STATE,
+    Arrays,
+)
 from kvloom.core.lifecycle import COMMITTED
 from kvloom.core.prefix_index import find_child, same_tokens
 from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
@@ -44,7 +57,7 @@ def fault(a: Arrays, n: int, c: int, g: int, floor: int) -> int:
     if local < 0:
         return local
     s = a.slot_base[g] + local
-    if a.grade[s] < floor or a.state[s] != COMMITTED:
+    if a.slot[GRADE, s] < floor or a.slot[STATE, s] != COMMITTED:
         return FAULT_GRADE
     return 0
 
@@ -52,13 +65,13 @@ def fault(a: Arrays, n: int, c: int, g: int, floor: int) -> int:
 @jit
 def _segment_step(a: Arrays, n: int, floor: int, complete: np.ndarray, run: np.ndarray) -> None:  # type: ignore[type-arg]
     """Fold the blocks of segment ``n`` into the prefix-ANDs (``complete``) and run lengths (``run``, in blocks)."""
-    for g in range(len(a.rule)):
+    for g in range(a.group.shape[1]):
         first, last = a.col_base[g], a.col_base[g + 1]
-        if a.rule[g] == RULE_PREFIX:
+        if a.group[RULE, g] == RULE_PREFIX:
             for c in range(first, last):
                 if complete[g] and fault(a, n, c, g, floor) != 0:
                     complete[g] = False
-        elif a.rule[g] == RULE_WINDOW:
+        elif a.group[RULE, g] == RULE_WINDOW:
             for c in range(first, last):
                 if fault(a, n, c, g, floor) != 0:
                     run[g] = 0
@@ -69,10 +82,10 @@ def _segment_step(a: Arrays, n: int, floor: int, complete: np.ndarray, run: np.n
 @jit
 def _segment_fault(a: Arrays, g: int, n: int, position: int, floor: int, complete: np.ndarray, run: np.ndarray) -> bool:  # type: ignore[type-arg]
     """Whether group ``g`` cannot resume at ``position``, the end of segment ``n``."""
-    if a.rule[g] == RULE_PREFIX:
+    if a.group[RULE, g] == RULE_PREFIX:
         return not complete[g]
-    if a.rule[g] == RULE_WINDOW:
-        return run[g] < position // a.block_tokens[g] - first_block_needed(a, g, position)
+    if a.group[RULE, g] == RULE_WINDOW:
+        return run[g] < position // a.group[BLOCK_TOKENS, g] - first_block_needed(a, g, position)
     return snapshot_needed(a, g, position) and fault(a, n, a.col_base[g], g, floor) != 0
 
 
@@ -87,12 +100,12 @@ def _checkpoint_fault(
     run: np.ndarray,  # type: ignore[type-arg]
 ) -> bool:
     """Whether group ``g`` cannot resume at checkpoint ``n``, whose segment begins at ``start``."""
-    position = start + a.ntokens[n]
-    if a.block_tokens[g] == 0:
+    position = start + a.node[NTOKENS, n]
+    if a.group[BLOCK_TOKENS, g] == 0:
         return snapshot_needed(a, g, position) and fault(a, n, a.col_base[g], g, floor) != 0
-    origin = start // a.block_tokens[g]
+    origin = start // a.group[BLOCK_TOKENS, g]
     lowest = first_block_needed(a, g, position)
-    if a.rule[g] == RULE_PREFIX:
+    if a.group[RULE, g] == RULE_PREFIX:
         if not complete[g]:
             return True
     elif run[g] < origin - lowest:
@@ -106,7 +119,7 @@ def _checkpoint_fault(
 @jit
 def best_boundary(a: Arrays, path: np.ndarray, depth: int, tokens: np.ndarray, limit: int, floor: int):  # type: ignore[no-untyped-def,type-arg]
     """The best boundary on ``path`` up to ``limit``: (position, segments before it, checkpoint node or -1)."""
-    groups = len(a.rule)
+    groups = a.group.shape[1]
     segment = a.tokens.shape[1]
     complete = np.ones(groups, dtype=np.bool_)
     run = np.zeros(groups, dtype=np.int64)
@@ -128,10 +141,14 @@ def best_boundary(a: Arrays, path: np.ndarray, depth: int, tokens: np.ndarray, l
             hopeless = hopeless or not complete[g]
         if hopeless:
             break
-        checkpoint = a.first_checkpoint[n]
+        checkpoint = a.node[FIRST_CHECKPOINT, n]
         while checkpoint >= 0:
-            position = start + a.ntokens[checkpoint]
-            if best < position <= limit and a.resident[checkpoint] > 0 and same_tokens(a, checkpoint, tokens, start):
+            position = start + a.node[NTOKENS, checkpoint]
+            if (
+                best < position <= limit
+                and a.node[RESIDENT, checkpoint] > 0
+                and same_tokens(a, checkpoint, tokens, start)
+            ):
                 possible = True
                 for g in range(groups):
                     if _checkpoint_fault(a, g, checkpoint, start, floor, complete, run):
@@ -139,7 +156,7 @@ def best_boundary(a: Arrays, path: np.ndarray, depth: int, tokens: np.ndarray, l
                         break
                 if possible:
                     best, best_depth, best_checkpoint = position, k, checkpoint
-            checkpoint = a.sibling_next[checkpoint]
+            checkpoint = a.node[SIBLING_NEXT, checkpoint]
     return best, best_depth, best_checkpoint
 
 
@@ -153,17 +170,19 @@ def known_prefix(a: Arrays, path: np.ndarray, depth: int, tokens: np.ndarray):  
     start = depth * a.tokens.shape[1]
     most, at = 0, -1
     for side in range(2):
-        child = a.first_child[n] if side == 0 else a.first_checkpoint[n]
+        child = a.node[FIRST_CHILD, n] if side == 0 else a.node[FIRST_CHECKPOINT, n]
         while child >= 0:
             count = 0
             while (
-                count < a.ntokens[child] and start + count < len(tokens) and a.tokens[child, count] == tokens[start + count]
+                count < a.node[NTOKENS, child]
+                and start + count < len(tokens)
+                and a.tokens[child, count] == tokens[start + count]
             ):
                 count += 1
-            if side == 1 and count == a.ntokens[child] and (at < 0 or count > a.ntokens[at]):
+            if side == 1 and count == a.node[NTOKENS, child] and (at < 0 or count > a.node[NTOKENS, at]):
                 at = child
             most = max(most, count)
-            child = a.sibling_next[child]
+            child = a.node[SIBLING_NEXT, child]
     return start + most, at
 
 
@@ -175,11 +194,11 @@ def diagnose(a: Arrays, path: np.ndarray, depth: int, floor: int, checkpoint: in
     """
     segment = a.tokens.shape[1]
     end = depth * segment
-    position = end if checkpoint < 0 else end + a.ntokens[checkpoint]
-    for g in range(len(a.rule)):
+    position = end if checkpoint < 0 else end + a.node[NTOKENS, checkpoint]
+    for g in range(a.group.shape[1]):
         out[g, 0] = position
         out[g, 1] = 0
-        if a.block_tokens[g] == 0:
+        if a.group[BLOCK_TOKENS, g] == 0:
             if snapshot_needed(a, g, position):
                 n = path[depth] if checkpoint < 0 else checkpoint
                 out[g, 1] = fault(a, n, a.col_base[g], g, floor)
@@ -190,6 +209,6 @@ def diagnose(a: Arrays, path: np.ndarray, depth: int, floor: int, checkpoint: in
             n = path[k + 1] if k < depth else checkpoint
             code = fault(a, n, a.col_base[g] + block % per_segment, g, floor)
             if code != 0:
-                out[g, 0] = block * a.block_tokens[g]
+                out[g, 0] = block * a.group[BLOCK_TOKENS, g]
                 out[g, 1] = code
                 break

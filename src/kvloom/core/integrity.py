@@ -103,9 +103,7 @@ def _check_pages(a: Arrays, wrong: list[str]) -> None:
         while p >= 0 and p not in listed:
             listed.add(p)
             p = int(a.page_next[p])
-        partly = {
-            p for p in np.flatnonzero(a.page_group == g).tolist() if a.page_used[p] < a.slots_per_page[g]
-        }
+        partly = {p for p in np.flatnonzero(a.page_group == g).tolist() if a.page_used[p] < a.slots_per_page[g]}
         if listed != partly:
             wrong.append(f"group {g}: list of pages with free slots is wrong: {listed} against {partly}")
         for p in listed:
@@ -149,7 +147,9 @@ def _check_nodes(
     _check_tree(a, nodes, weight, wrong)
 
 
-def _check_tree(a: Arrays, nodes: Sequence[int], weight: np.ndarray[tuple[int], np.dtype[np.int32]], wrong: list[str]) -> None:
+def _check_tree(
+    a: Arrays, nodes: Sequence[int], weight: np.ndarray[tuple[int], np.dtype[np.int32]], wrong: list[str]
+) -> None:
     segment = a.tokens.shape[1]
     children: dict[int, set[int]] = {}
     for n in nodes:

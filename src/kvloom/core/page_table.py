@@ -13,11 +13,23 @@ from typing import NamedTuple
 import numpy as np
 
 from kvloom.core._jit import jit
-from kvloom.core.arrays import HITS, RULE_PREFIX, RULE_SNAPSHOT, RULE_WINDOW, UNKEPT, Arrays
+from kvloom.core.arrays import (
+    BLOCK_TOKENS,
+    GENERATION,
+    GRADE,
+    HITS,
+    OWNER,
+    RATIO,
+    RULE,
+    RULE_SNAPSHOT,
+    STATE,
+    UNKEPT,
+    Arrays,
+)
 from kvloom.core.block_pool import hold, release
 from kvloom.core.eviction import take_or_evict
 from kvloom.core.lifecycle import ALLOCATED, READY, move
-from kvloom.core.prefix_index import adopt, add_weight, find_child, new_node
+from kvloom.core.prefix_index import add_weight, adopt, find_child, new_node
 from kvloom.core.rules import block_useful, blocks_at, first_block_needed, snapshot_kept, snapshot_needed
 from kvloom.plan import ArenaGeometry
 from kvloom.spec.model_spec import ModelSpec
@@ -32,7 +44,7 @@ class Rows(NamedTuple):
     width: AnyArray  # int32 [G]
     first: AnyArray  # int32 [Q, G]
     last: AnyArray  # int32 [Q, G]
-    generation: AnyArray  # uint32, like table: generation of the slot when the row took it
+    generation: AnyArray  # int32, like table: generation of the slot when the row took it
 
 
 def allocate_rows(spec: ModelSpec, geometry: ArenaGeometry, max_sequences: int) -> Rows:
@@ -55,7 +67,7 @@ def allocate_rows(spec: ModelSpec, geometry: ArenaGeometry, max_sequences: int) 
         width=np.array(widths, dtype=np.int32),
         first=np.zeros(counts, dtype=np.int32),
         last=np.zeros(counts, dtype=np.int32),
-        generation=np.zeros(shape, dtype=np.uint32),
+        generation=np.zeros(shape, dtype=np.int32),
     )
 
 
@@ -76,7 +88,7 @@ def put(a: Arrays, r: Rows, q: int, g: int, block: int, s: int) -> None:
     """Enter global slot ``s``, which the row now holds, as logical block ``block``."""
     at = place(a, r, q, g, block)
     r.table[q, at] = s - a.slot_base[g]
-    r.generation[q, at] = a.generation[s]
+    r.generation[q, at] = a.slot[GENERATION, s]
 
 
 @jit
@@ -93,7 +105,7 @@ def shrink(a: Arrays, r: Rows, q: int, g: int, first: int, last: int) -> None:
 @jit
 def release_row(a: Arrays, r: Rows, q: int) -> None:
     """Release everything a row holds."""
-    for g in range(len(a.rule)):
+    for g in range(a.group.shape[1]):
         shrink(a, r, q, g, 0, 0)
         r.first[q, g] = 0
         r.last[q, g] = 0
@@ -101,9 +113,9 @@ def release_row(a: Arrays, r: Rows, q: int) -> None:
 
 @jit
 def grow(a: Arrays, r: Rows, q: int, length: int, more: int) -> int:
-    """Reserve the blocks that ``more`` tokens after ``length`` write; -1, or the group that has no room (nothing kept)."""
-    for g in range(len(a.rule)):
-        if a.rule[g] == RULE_SNAPSHOT:
+    """Reserve the blocks that ``more`` tokens after ``length`` write; -1, or the group without room (nothing kept)."""
+    for g in range(a.group.shape[1]):
+        if a.group[RULE, g] == RULE_SNAPSHOT:
             continue
         want = blocks_at(a, g, length + more)
         had = r.last[q, g]
@@ -113,7 +125,7 @@ def grow(a: Arrays, r: Rows, q: int, length: int, more: int) -> int:
                 s = take_or_evict(a, g)
             if s < 0:
                 for undo in range(g + 1):
-                    if a.rule[undo] != RULE_SNAPSHOT:
+                    if a.group[RULE, undo] != RULE_SNAPSHOT:
                         shrink(a, r, q, undo, r.first[q, undo], max(r.first[q, undo], blocks_at(a, undo, length)))
                 return g
             put(a, r, q, g, block, s)
@@ -130,10 +142,10 @@ def lease(a: Arrays, r: Rows, q: int, path: np.ndarray, depth: int, checkpoint: 
     """
     segment = a.tokens.shape[1]
     worst = 2
-    for g in range(len(a.rule)):
-        if a.rule[g] == RULE_SNAPSHOT:
+    for g in range(a.group.shape[1]):
+        if a.group[RULE, g] == RULE_SNAPSHOT:
             continue
-        per_segment = segment // a.block_tokens[g]
+        per_segment = segment // a.group[BLOCK_TOKENS, g]
         first = first_block_needed(a, g, position)
         last = blocks_at(a, g, position)
         r.first[q, g] = min(first, last)
@@ -144,7 +156,7 @@ def lease(a: Arrays, r: Rows, q: int, path: np.ndarray, depth: int, checkpoint: 
             s = a.slot_base[g] + a.columns[n, a.col_base[g] + block % per_segment]
             hold(a, g, s)
             put(a, r, q, g, block, s)
-            worst = min(worst, a.grade[s])
+            worst = min(worst, a.slot[GRADE, s])
         a.counters[g, HITS] += max(0, last - first)
     return worst
 
@@ -164,14 +176,14 @@ def commit_segment(a: Arrays, r: Rows, q: int, parent: int, tokens: np.ndarray, 
         n = new_node(a, parent, tokens, start, segment)
         if n < 0:
             return -1
-    for g in range(len(a.rule)):
-        if a.rule[g] == RULE_SNAPSHOT:
+    for g in range(a.group.shape[1]):
+        if a.group[RULE, g] == RULE_SNAPSHOT:
             continue
-        origin = start // a.block_tokens[g]
-        for block in range(max(origin, r.first[q, g]), end // a.block_tokens[g]):
+        origin = start // a.group[BLOCK_TOKENS, g]
+        for block in range(max(origin, r.first[q, g]), end // a.group[BLOCK_TOKENS, g]):
             if block_useful(a, g, block, end):
                 s = slot_at(a, r, q, g, block)
-                if a.owner[s] < 0 and a.state[s] == READY:
+                if a.slot[OWNER, s] < 0 and a.slot[STATE, s] == READY:
                     adopt(a, n, a.col_base[g] + block - origin, g, s)
     return n
 
@@ -179,18 +191,18 @@ def commit_segment(a: Arrays, r: Rows, q: int, parent: int, tokens: np.ndarray, 
 @jit
 def mark_computed(a: Arrays, r: Rows, q: int, length: int, more: int, grade: int) -> None:
     """The engine wrote the state of ``more`` tokens after ``length``: blocks become READY and take the grade."""
-    for g in range(len(a.rule)):
-        if a.rule[g] == RULE_SNAPSHOT:
+    for g in range(a.group.shape[1]):
+        if a.group[RULE, g] == RULE_SNAPSHOT:
             s = slot_at(a, r, q, g, 0)
-            a.grade[s] = min(a.grade[s], grade)
+            a.slot[GRADE, s] = min(a.slot[GRADE, s], grade)
             continue
         # the block that holds the first new entry may have been begun earlier
-        begun = length // a.block_tokens[g]
+        begun = length // a.group[BLOCK_TOKENS, g]
         for block in range(max(begun, r.first[q, g]), r.last[q, g]):
             s = slot_at(a, r, q, g, block)
-            a.grade[s] = min(a.grade[s], grade)
-            if a.state[s] == ALLOCATED and (block + 1) * a.block_tokens[g] <= length + more:
-                move(a.state, s, READY)
+            a.slot[GRADE, s] = min(a.slot[GRADE, s], grade)
+            if a.slot[STATE, s] == ALLOCATED and (block + 1) * a.group[BLOCK_TOKENS, g] <= length + more:
+                move(a.slot[STATE], s, READY)
 
 
 @jit
@@ -210,12 +222,12 @@ def reserve_snapshots(
     Returns -1, or the group without room (then nothing is kept).
     """
     out[:] = -1
-    for g in range(len(a.rule)):
-        if a.rule[g] != RULE_SNAPSHOT:
+    for g in range(a.group.shape[1]):
+        if a.group[RULE, g] != RULE_SNAPSHOT:
             continue
         wanted = snapshot_needed(a, g, position) if asked else snapshot_kept(a, g, position)
         local = a.columns[n, a.col_base[g]]
-        if not wanted or (local >= 0 and a.grade[a.slot_base[g] + local] >= grade):
+        if not wanted or (local >= 0 and a.slot[GRADE, a.slot_base[g] + local] >= grade):
             continue
         s = take_or_evict(a, g)
         if s < 0:
@@ -225,7 +237,7 @@ def reserve_snapshots(
             out[:] = -1
             a.counters[g, UNKEPT] += 1
             return g
-        a.grade[s] = grade
+        a.slot[GRADE, s] = grade
         out[g] = s
     return -1
 
@@ -245,10 +257,10 @@ def reserve_sealed(
     -1 when there is no room (then nothing is kept).
     """
     count = 0
-    for g in range(len(a.rule)):
-        if a.rule[g] == RULE_SNAPSHOT:
+    for g in range(a.group.shape[1]):
+        if a.group[RULE, g] == RULE_SNAPSHOT:
             continue
-        origin = start // a.block_tokens[g]
+        origin = start // a.group[BLOCK_TOKENS, g]
         for block in range(max(origin, first_block_needed(a, g, position)), blocks_at(a, g, position)):
             s = take_or_evict(a, g)
             if s < 0:
@@ -257,7 +269,7 @@ def reserve_sealed(
                 a.counters[g, UNKEPT] += 1
                 return -1
             source = slot_at(a, r, q, g, block)
-            a.grade[s] = a.grade[source]
+            a.slot[GRADE, s] = a.slot[GRADE, source]
             out[count, 0] = g
             out[count, 1] = block
             out[count, 2] = source
@@ -269,10 +281,10 @@ def reserve_sealed(
 @jit
 def share_row(a: Arrays, r: Rows, q: int, child: int, length: int) -> None:
     """Let row ``child`` hold every full block of row ``q``; partly filled ones and live slots stay out."""
-    for g in range(len(a.rule)):
-        if a.rule[g] == RULE_SNAPSHOT:
+    for g in range(a.group.shape[1]):
+        if a.group[RULE, g] == RULE_SNAPSHOT:
             continue
-        full = (length // a.ratio[g]) // (a.block_tokens[g] // a.ratio[g])
+        full = (length // a.group[RATIO, g]) // (a.group[BLOCK_TOKENS, g] // a.group[RATIO, g])
         r.first[child, g] = min(r.first[q, g], r.last[q, g])
         r.last[child, g] = max(r.first[child, g], min(full, r.last[q, g]))
         for block in range(r.first[child, g], r.last[child, g]):
@@ -284,10 +296,10 @@ def share_row(a: Arrays, r: Rows, q: int, child: int, length: int) -> None:
 @jit
 def stale(a: Arrays, r: Rows, q: int) -> int:
     """The first group in which the row names a slot whose generation changed, or -1."""
-    for g in range(len(a.rule)):
+    for g in range(a.group.shape[1]):
         for block in range(r.first[q, g], r.last[q, g]):
             s = slot_at(a, r, q, g, block)
-            if a.generation[s] != r.generation[q, place(a, r, q, g, block)]:
+            if a.slot[GENERATION, s] != r.generation[q, place(a, r, q, g, block)]:
                 return g
     return -1
 
@@ -295,15 +307,15 @@ def stale(a: Arrays, r: Rows, q: int) -> int:
 @jit
 def checkpoint_complete(a: Arrays, n: int, start: int, position: int, grade: int) -> bool:
     """Whether checkpoint ``n`` already has every object of its own that ``position`` needs, at this grade or better."""
-    for g in range(len(a.rule)):
-        if a.rule[g] == RULE_SNAPSHOT:
+    for g in range(a.group.shape[1]):
+        if a.group[RULE, g] == RULE_SNAPSHOT:
             local = a.columns[n, a.col_base[g]]
-            if snapshot_needed(a, g, position) and (local < 0 or a.grade[a.slot_base[g] + local] < grade):
+            if snapshot_needed(a, g, position) and (local < 0 or a.slot[GRADE, a.slot_base[g] + local] < grade):
                 return False
             continue
-        origin = start // a.block_tokens[g]
+        origin = start // a.group[BLOCK_TOKENS, g]
         for block in range(max(origin, first_block_needed(a, g, position)), blocks_at(a, g, position)):
             local = a.columns[n, a.col_base[g] + block - origin]
-            if local < 0 or a.grade[a.slot_base[g] + local] < grade:
+            if local < 0 or a.slot[GRADE, a.slot_base[g] + local] < grade:
                 return False
     return True

@@ -10,7 +10,33 @@ from __future__ import annotations
 import numpy as np
 
 from kvloom.core._jit import jit
-from kvloom.core.arrays import COMMITS, EVICTIONS, FREE_NODES, GHOST_HEAD, GHOST_TAIL, NODES_USED, Arrays
+from kvloom.core.arrays import (
+    COMMITS,
+    DEPTH,
+    EVICTIONS,
+    FIRST_CHECKPOINT,
+    FIRST_CHILD,
+    FREE_NODES,
+    GHOST_HEAD,
+    GHOST_NEXT,
+    GHOST_PREV,
+    GHOST_TAIL,
+    GRADE,
+    IS_GHOST,
+    NODES_USED,
+    NTOKENS,
+    OWNER,
+    OWNER_COL,
+    PARENT,
+    PINS,
+    RESIDENT,
+    ROOT,
+    SIBLING_NEXT,
+    SIBLING_PREV,
+    STATE,
+    WEIGHT,
+    Arrays,
+)
 from kvloom.core.block_pool import give_slot, hold, link_lru, unlink_lru
 from kvloom.core.lifecycle import COMMITTED, EVICTED, QUARANTINED, READY, move
 from kvloom.types import SLOT_EVICTED, SLOT_QUARANTINED
@@ -34,7 +60,7 @@ def same_tokens(a: Arrays, n: int, tokens: np.ndarray, start: int) -> bool:  # t
     """Whether node ``n`` holds exactly ``tokens[start:start + ntokens[n]]`` (the caller checked the length)."""
     row = a.tokens[n]
     difference = 0
-    for i in range(a.ntokens[n]):
+    for i in range(a.node[NTOKENS, n]):
         difference |= row[i] ^ tokens[start + i]
     return difference == 0
 
@@ -47,7 +73,7 @@ def find_child(a: Arrays, parent: int, tokens: np.ndarray, start: int) -> int:  
     at = h & mask
     while a.table[at] >= 0:
         n = a.table[at]
-        if a.key[n] == h and a.parent[n] == parent and same_tokens(a, n, tokens, start):
+        if a.key[n] == h and a.node[PARENT, n] == parent and same_tokens(a, n, tokens, start):
             return n
         at = (at + np.uint64(1)) & mask
     return -1
@@ -56,11 +82,11 @@ def find_child(a: Arrays, parent: int, tokens: np.ndarray, start: int) -> int:  
 @jit
 def find_checkpoint(a: Arrays, parent: int, tokens: np.ndarray, start: int, count: int) -> int:  # type: ignore[type-arg]
     """The checkpoint of ``parent`` that holds exactly ``tokens[start:start + count]``, or -1."""
-    n = a.first_checkpoint[parent]
+    n = a.node[FIRST_CHECKPOINT, parent]
     while n >= 0:
-        if a.ntokens[n] == count and same_tokens(a, n, tokens, start):
+        if a.node[NTOKENS, n] == count and same_tokens(a, n, tokens, start):
             return n
-        n = a.sibling_next[n]
+        n = a.node[SIBLING_NEXT, n]
     return -1
 
 
@@ -96,71 +122,71 @@ def _table_remove(a: Arrays, n: int) -> None:
 
 @jit
 def _ghost_unlink(a: Arrays, n: int) -> None:
-    before, after = a.ghost_prev[n], a.ghost_next[n]
+    before, after = a.node[GHOST_PREV, n], a.node[GHOST_NEXT, n]
     if before >= 0:
-        a.ghost_next[before] = after
+        a.node[GHOST_NEXT, before] = after
     else:
         a.scalars[GHOST_HEAD] = after
     if after >= 0:
-        a.ghost_prev[after] = before
+        a.node[GHOST_PREV, after] = before
     else:
         a.scalars[GHOST_TAIL] = before
-    a.ghost_prev[n] = -1
-    a.ghost_next[n] = -1
-    a.is_ghost[n] = False
+    a.node[GHOST_PREV, n] = -1
+    a.node[GHOST_NEXT, n] = -1
+    a.node[IS_GHOST, n] = False
 
 
 @jit
 def _ghost_append(a: Arrays, n: int) -> None:
     tail = a.scalars[GHOST_TAIL]
-    a.ghost_prev[n] = tail
-    a.ghost_next[n] = -1
+    a.node[GHOST_PREV, n] = tail
+    a.node[GHOST_NEXT, n] = -1
     if tail >= 0:
-        a.ghost_next[tail] = n
+        a.node[GHOST_NEXT, tail] = n
     else:
         a.scalars[GHOST_HEAD] = n
     a.scalars[GHOST_TAIL] = n
-    a.is_ghost[n] = True
+    a.node[IS_GHOST, n] = True
 
 
 @jit
 def add_weight(a: Arrays, n: int) -> None:
     """One more reason for ``n`` to live; wakes its ancestors when it was a ghost."""
     while n >= 0:
-        a.weight[n] += 1
-        if a.weight[n] > 1:
+        a.node[WEIGHT, n] += 1
+        if a.node[WEIGHT, n] > 1:
             return
-        if a.is_ghost[n]:
+        if a.node[IS_GHOST, n]:
             _ghost_unlink(a, n)
-        n = a.parent[n]
+        n = a.node[PARENT, n]
 
 
 @jit
 def drop_weight(a: Arrays, n: int) -> None:
     """One reason less; a node that has none left becomes a ghost, and so may its ancestors."""
     while n >= 0:
-        a.weight[n] -= 1
-        if a.weight[n] > 0:
+        a.node[WEIGHT, n] -= 1
+        if a.node[WEIGHT, n] > 0:
             return
-        if a.parent[n] >= 0:
+        if a.node[PARENT, n] >= 0:
             _ghost_append(a, n)
-        n = a.parent[n]
+        n = a.node[PARENT, n]
 
 
 @jit
 def _detach(a: Arrays, n: int) -> None:
     """Unlink a ghost leaf from its parent and the table; its place is free."""
-    parent = a.parent[n]
-    before, after = a.sibling_prev[n], a.sibling_next[n]
+    parent = a.node[PARENT, n]
+    before, after = a.node[SIBLING_PREV, n], a.node[SIBLING_NEXT, n]
     if before >= 0:
-        a.sibling_next[before] = after
-    elif a.first_child[parent] == n:
-        a.first_child[parent] = after
+        a.node[SIBLING_NEXT, before] = after
+    elif a.node[FIRST_CHILD, parent] == n:
+        a.node[FIRST_CHILD, parent] = after
     else:
-        a.first_checkpoint[parent] = after
+        a.node[FIRST_CHECKPOINT, parent] = after
     if after >= 0:
-        a.sibling_prev[after] = before
-    if a.ntokens[n] == a.tokens.shape[1]:
+        a.node[SIBLING_PREV, after] = before
+    if a.node[NTOKENS, n] == a.tokens.shape[1]:
         _table_remove(a, n)
     free_node(a, n)
 
@@ -168,11 +194,11 @@ def _detach(a: Arrays, n: int) -> None:
 @jit
 def free_node(a: Arrays, n: int) -> None:
     """Put an unlinked node back on the free stack."""
-    a.parent[n] = -1
-    a.root[n] = -1
-    a.ntokens[n] = -1
-    a.sibling_prev[n] = -1
-    a.sibling_next[n] = -1
+    a.node[PARENT, n] = -1
+    a.node[ROOT, n] = -1
+    a.node[NTOKENS, n] = -1
+    a.node[SIBLING_PREV, n] = -1
+    a.node[SIBLING_NEXT, n] = -1
     a.free_nodes[a.scalars[FREE_NODES]] = n
     a.scalars[FREE_NODES] += 1
     a.scalars[NODES_USED] -= 1
@@ -194,13 +220,13 @@ def take_node(a: Arrays) -> int:
     a.scalars[NODES_USED] += 1
     n = a.free_nodes[a.scalars[FREE_NODES]]
     a.columns[n, :] = -1
-    a.resident[n] = 0
-    a.weight[n] = 0
-    a.first_child[n] = -1
-    a.first_checkpoint[n] = -1
-    a.depth[n] = 0
-    a.ntokens[n] = 0
-    a.root[n] = n
+    a.node[RESIDENT, n] = 0
+    a.node[WEIGHT, n] = 0
+    a.node[FIRST_CHILD, n] = -1
+    a.node[FIRST_CHECKPOINT, n] = -1
+    a.node[DEPTH, n] = 0
+    a.node[NTOKENS, n] = 0
+    a.node[ROOT, n] = n
     return n
 
 
@@ -213,42 +239,42 @@ def new_node(a: Arrays, parent: int, tokens: np.ndarray, start: int, count: int)
         drop_weight(a, parent)
         return -1
     is_segment = count == a.tokens.shape[1]
-    a.parent[n] = parent
-    a.root[n] = a.root[parent]
-    a.depth[n] = a.depth[parent] + (1 if is_segment else 0)
-    a.ntokens[n] = count
+    a.node[PARENT, n] = parent
+    a.node[ROOT, n] = a.node[ROOT, parent]
+    a.node[DEPTH, n] = a.node[DEPTH, parent] + (1 if is_segment else 0)
+    a.node[NTOKENS, n] = count
     a.tokens[n, :count] = tokens[start : start + count]
-    head = a.first_child[parent] if is_segment else a.first_checkpoint[parent]
-    a.sibling_prev[n] = -1
-    a.sibling_next[n] = head
+    head = a.node[FIRST_CHILD, parent] if is_segment else a.node[FIRST_CHECKPOINT, parent]
+    a.node[SIBLING_PREV, n] = -1
+    a.node[SIBLING_NEXT, n] = head
     if head >= 0:
-        a.sibling_prev[head] = n
+        a.node[SIBLING_PREV, head] = n
     if is_segment:
-        a.first_child[parent] = n
+        a.node[FIRST_CHILD, parent] = n
         a.key[n] = hash_segment(parent, tokens, start, count)
         _table_insert(a, n)
     else:
-        a.first_checkpoint[parent] = n
-    a.weight[n] = 1  # the weight added to the parent above is this node's
+        a.node[FIRST_CHECKPOINT, parent] = n
+    a.node[WEIGHT, n] = 1  # the weight added to the parent above is this node's
     return n
 
 
 @jit
 def forget_object(a: Arrays, g: int, s: int, code: int) -> None:
     """Take the object in slot ``s`` out of the index, leaving ``code``; holders keep the slot as a private one."""
-    n, c = a.owner[s], a.owner_col[s]
+    n, c = a.slot[OWNER, s], a.slot[OWNER_COL, s]
     a.columns[n, c] = code
-    a.owner[s] = -1
-    a.owner_col[s] = -1
-    a.resident[n] -= 1
+    a.slot[OWNER, s] = -1
+    a.slot[OWNER_COL, s] = -1
+    a.node[RESIDENT, n] -= 1
     if code == SLOT_EVICTED:
         a.counters[g, EVICTIONS] += 1
-    if a.pins[s] == 0:
+    if a.slot[PINS, s] == 0:
         unlink_lru(a, g, s)
-        move(a.state, s, QUARANTINED if code == SLOT_QUARANTINED else EVICTED)
+        move(a.slot[STATE], s, QUARANTINED if code == SLOT_QUARANTINED else EVICTED)
         give_slot(a, g, s)
     else:
-        move(a.state, s, QUARANTINED if code == SLOT_QUARANTINED else READY)
+        move(a.slot[STATE], s, QUARANTINED if code == SLOT_QUARANTINED else READY)
     drop_weight(a, n)
 
 
@@ -261,18 +287,18 @@ def adopt(a: Arrays, n: int, c: int, g: int, s: int) -> bool:
     local = a.columns[n, c]
     if local >= 0:
         old = a.slot_base[g] + local
-        if old == s or a.grade[old] >= a.grade[s]:
+        if old == s or a.slot[GRADE, old] >= a.slot[GRADE, s]:
             return False
         add_weight(a, n)
         forget_object(a, g, old, -1)
         drop_weight(a, n)
-    move(a.state, s, COMMITTED)
+    move(a.slot[STATE], s, COMMITTED)
     a.columns[n, c] = s - a.slot_base[g]
-    a.owner[s] = n
-    a.owner_col[s] = c
-    a.resident[n] += 1
+    a.slot[OWNER, s] = n
+    a.slot[OWNER_COL, s] = c
+    a.node[RESIDENT, n] += 1
     a.counters[g, COMMITS] += 1
-    if a.pins[s] == 0:
+    if a.slot[PINS, s] == 0:
         link_lru(a, g, s)
     add_weight(a, n)
     return True

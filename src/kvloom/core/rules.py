@@ -6,16 +6,29 @@ Positions are token counts; an object range is half-open in blocks of the group.
 from __future__ import annotations
 
 from kvloom.core._jit import jit
-from kvloom.core.arrays import RULE_PREFIX, RULE_SNAPSHOT, RULE_WINDOW, Arrays
+from kvloom.core.arrays import (
+    BLOCK_TOKENS,
+    CHUNKED,
+    FIRST_NEEDED,
+    INTERVAL,
+    RATIO,
+    RULE,
+    RULE_PREFIX,
+    RULE_SNAPSHOT,
+    RULE_WINDOW,
+    UNLESS_MULTIPLE,
+    WINDOW,
+    Arrays,
+)
 
 
 @jit
 def needed_from(a: Arrays, g: int, position: int) -> int:
     """First token whose state group ``g`` needs to resume at ``position`` (block groups)."""
-    if a.rule[g] == RULE_PREFIX:
+    if a.group[RULE, g] == RULE_PREFIX:
         return 0
-    window = a.window[g]
-    if a.chunked[g]:
+    window = a.group[WINDOW, g]
+    if a.group[CHUNKED, g]:
         return position // window * window
     return max(0, position - window + 1)
 
@@ -23,38 +36,38 @@ def needed_from(a: Arrays, g: int, position: int) -> int:
 @jit
 def first_block_needed(a: Arrays, g: int, position: int) -> int:
     """First block that group ``g`` needs at ``position``."""
-    return needed_from(a, g, position) // a.block_tokens[g]
+    return needed_from(a, g, position) // a.group[BLOCK_TOKENS, g]
 
 
 @jit
 def blocks_at(a: Arrays, g: int, position: int) -> int:
     """Blocks that hold the entries of [0, position): one past the last block in use."""
-    entries = position // a.ratio[g]
-    per_block = a.block_tokens[g] // a.ratio[g]
+    entries = position // a.group[RATIO, g]
+    per_block = a.group[BLOCK_TOKENS, g] // a.group[RATIO, g]
     return (entries + per_block - 1) // per_block
 
 
 @jit
 def snapshot_needed(a: Arrays, g: int, position: int) -> bool:
     """Whether snapshot group ``g`` needs its snapshot to resume at ``position``."""
-    if position < a.first_needed[g]:
+    if position < a.group[FIRST_NEEDED, g]:
         return False
-    multiple = a.unless_multiple[g]
+    multiple = a.group[UNLESS_MULTIPLE, g]
     return multiple == 0 or position % multiple != 0
 
 
 @jit
 def snapshot_kept(a: Arrays, g: int, position: int) -> bool:
     """Whether a segment end at ``position`` keeps a snapshot of group ``g`` without being asked."""
-    return snapshot_needed(a, g, position) and position % a.interval[g] == 0
+    return snapshot_needed(a, g, position) and position % a.group[INTERVAL, g] == 0
 
 
 @jit
 def block_useful(a: Arrays, g: int, block: int, end: int) -> bool:
     """Whether block ``block`` is needed to resume at segment end ``end``, so worth publishing there."""
-    if a.rule[g] == RULE_SNAPSHOT:
+    if a.group[RULE, g] == RULE_SNAPSHOT:
         return False
-    if a.rule[g] == RULE_WINDOW:
+    if a.group[RULE, g] == RULE_WINDOW:
         lowest = needed_from(a, g, end)
-        return lowest < end and (block + 1) * a.block_tokens[g] > lowest
+        return lowest < end and (block + 1) * a.group[BLOCK_TOKENS, g] > lowest
     return True

@@ -5,10 +5,27 @@ from __future__ import annotations
 import numpy as np
 
 from kvloom.core._jit import jit
-from kvloom.core.arrays import RULE_PREFIX, RULE_SNAPSHOT, Arrays
+from kvloom.core.arrays import (
+    BLOCK_TOKENS,
+    DEPTH,
+    FIRST_CHECKPOINT,
+    FIRST_CHILD,
+    LRU_HEAD,
+    NTOKENS,
+    PINS,
+    RESIDENT,
+    ROOT,
+    RULE,
+    RULE_PREFIX,
+    RULE_SNAPSHOT,
+    STATE,
+    USED,
+    WEIGHT,
+    Arrays,
+)
 from kvloom.core.eviction import evict_object
 from kvloom.core.lifecycle import FREE
-from kvloom.core.prefix_index import free_node, forget_object
+from kvloom.core.prefix_index import forget_object, free_node
 from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
 
 
@@ -16,21 +33,21 @@ from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
 def object_begin(a: Arrays, n: int, c: int, g: int) -> int:
     """Token at which the object of column ``c`` begins; a snapshot "begins" where it was taken."""
     segment = a.tokens.shape[1]
-    is_segment = a.ntokens[n] == segment
-    start = (a.depth[n] - 1 if is_segment else a.depth[n]) * segment
-    if a.rule[g] == RULE_SNAPSHOT:
-        return start + a.ntokens[n]
-    return start + (c - a.col_base[g]) * a.block_tokens[g]
+    is_segment = a.node[NTOKENS, n] == segment
+    start = (a.node[DEPTH, n] - 1 if is_segment else a.node[DEPTH, n]) * segment
+    if a.group[RULE, g] == RULE_SNAPSHOT:
+        return start + a.node[NTOKENS, n]
+    return start + (c - a.col_base[g]) * a.group[BLOCK_TOKENS, g]
 
 
 @jit
 def forget(a: Arrays, root: int, group: int, at: int, code: int) -> int:
     """Forget objects, leaving ``code``: of one root or all (-1), one group or all (-1), one position or all (-1)."""
     count = 0
-    for n in range(len(a.parent)):
-        if a.ntokens[n] < 1 or a.resident[n] == 0 or (root >= 0 and a.root[n] != root):
+    for n in range(a.node.shape[1]):
+        if a.node[NTOKENS, n] < 1 or a.node[RESIDENT, n] == 0 or (root >= 0 and a.node[ROOT, n] != root):
             continue
-        for g in range(len(a.rule)):
+        for g in range(a.group.shape[1]):
             if group >= 0 and g != group:
                 continue
             for c in range(a.col_base[g], a.col_base[g + 1]):
@@ -44,8 +61,8 @@ def forget(a: Arrays, root: int, group: int, at: int, code: int) -> int:
 @jit
 def _bytes_used(a: Arrays, slot_bytes: np.ndarray) -> int:  # type: ignore[type-arg]
     total = 0
-    for g in range(len(a.rule)):
-        total += a.used[g] * slot_bytes[g]
+    for g in range(a.group.shape[1]):
+        total += a.group[USED, g] * slot_bytes[g]
     return total
 
 
@@ -56,13 +73,13 @@ def evict_bytes(a: Arrays, slot_bytes: np.ndarray, wanted: int) -> int:  # type:
     freed = 0
     while freed < wanted:
         oldest = -1
-        for g in range(len(a.rule)):
-            head = a.lru_head[g]
-            if head >= 0 and (oldest < 0 or a.stamp[head] < a.stamp[a.lru_head[oldest]]):
+        for g in range(a.group.shape[1]):
+            head = a.group[LRU_HEAD, g]
+            if head >= 0 and (oldest < 0 or a.stamp[head] < a.stamp[a.group[LRU_HEAD, oldest]]):
                 oldest = g
         if oldest < 0:
             break
-        evict_object(a, oldest, a.lru_head[oldest])
+        evict_object(a, oldest, a.group[LRU_HEAD, oldest])
         freed = before - _bytes_used(a, slot_bytes)
     return freed
 
@@ -71,9 +88,9 @@ def evict_bytes(a: Arrays, slot_bytes: np.ndarray, wanted: int) -> int:  # type:
 def held_bytes(a: Arrays, slot_bytes: np.ndarray) -> int:  # type: ignore[type-arg]
     """Bytes of slots that are in use and not evictable."""
     total = 0
-    for g in range(len(a.rule)):
+    for g in range(a.group.shape[1]):
         for s in range(a.slot_base[g], a.slot_base[g + 1]):
-            if a.state[s] != FREE and a.pins[s] > 0:
+            if a.slot[STATE, s] != FREE and a.slot[PINS, s] > 0:
                 total += slot_bytes[g]
     return total
 
@@ -81,20 +98,20 @@ def held_bytes(a: Arrays, slot_bytes: np.ndarray) -> int:  # type: ignore[type-a
 @jit
 def count_misses(a: Arrays, limit: int, reused: int, column: int) -> None:
     """Count, per group, the objects that resuming at ``limit`` would have needed beyond the hit at ``reused``."""
-    for g in range(len(a.rule)):
-        if a.rule[g] == RULE_SNAPSHOT:
+    for g in range(a.group.shape[1]):
+        if a.group[RULE, g] == RULE_SNAPSHOT:
             if reused < limit and snapshot_needed(a, g, limit):
                 a.counters[g, column] += 1
             continue
         first = first_block_needed(a, g, limit)
-        had = blocks_at(a, g, reused) if a.rule[g] == RULE_PREFIX else max(first, blocks_at(a, g, reused))
+        had = blocks_at(a, g, reused) if a.group[RULE, g] == RULE_PREFIX else max(first, blocks_at(a, g, reused))
         a.counters[g, column] += max(0, blocks_at(a, g, limit) - max(first, had))
 
 
 @jit
 def free_empty_root(a: Arrays, root: int) -> bool:
     """Free a namespace's root that nothing hangs on; False when something does."""
-    if a.weight[root] > 0 or a.first_child[root] >= 0 or a.first_checkpoint[root] >= 0:
+    if a.node[WEIGHT, root] > 0 or a.node[FIRST_CHILD, root] >= 0 or a.node[FIRST_CHECKPOINT, root] >= 0:
         return False
     free_node(a, root)
     return True
