@@ -14,17 +14,19 @@ Links are int32 with -1 for none.
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import NamedTuple
 
 import numpy as np
 
+from kvloom.kinds import MatchRule, state_of
 from kvloom.plan import ArenaGeometry
 from kvloom.spec.model_spec import GroupSpec, ModelSpec
 from kvloom.types import AnyArray, Kind
 
-RULE_PREFIX = 0
-RULE_WINDOW = 1
-RULE_SNAPSHOT = 2
+RULE_PREFIX = int(MatchRule.PREFIX)
+RULE_WINDOW = int(MatchRule.RUN)
+RULE_SNAPSHOT = int(MatchRule.POINT)
 
 CLOCK, FREE_PAGES, FREE_NODES, GHOST_HEAD, GHOST_TAIL, NODES_USED = range(6)
 """Places in ``scalars``."""
@@ -273,11 +275,9 @@ class Arrays(NamedTuple):
         return self.node[IS_GHOST]
 
 
-def rule_of(group: GroupSpec) -> int:
-    """Which of the three match rules a group follows."""
-    if group.is_snapshot:
-        return RULE_SNAPSHOT
-    return RULE_WINDOW if group.kind is Kind.WINDOW else RULE_PREFIX
+def _keep_every(spec: ModelSpec, group: GroupSpec) -> int:
+    """Segment ends that keep a snapshot unasked: all for tails, every ``snapshot_interval`` for recurrent state."""
+    return (spec.snapshot_interval or spec.segment_tokens) if group.kind is Kind.RECURRENT else 1
 
 
 def columns_of(group: GroupSpec, segment: int) -> int:
@@ -297,14 +297,7 @@ def allocate(spec: ModelSpec, geometry: ArenaGeometry, max_nodes: int) -> Arrays
     buckets = 1 << max(4, (2 * max_nodes - 1).bit_length())
     group = np.array(
         [
-            [rule_of(g) for g in groups],
-            [g.ratio for g in groups],
-            [g.block_tokens for g in groups],
-            [g.window for g in groups],
-            [g.chunked for g in groups],
-            [g.needed_unless_multiple_of for g in groups],
-            [g.first_needed for g in groups],
-            [(spec.snapshot_interval or spec.segment_tokens) if g.kind is Kind.RECURRENT else 1 for g in groups],
+            *zip(*(astuple(state_of(g).rule_row(_keep_every(spec, g))) for g in groups), strict=True),
             geometry.slots_per_page.tolist(),
             list(range(count)) if geometry.static_split else [0] * count,
             [-1] * count,
