@@ -80,10 +80,13 @@ class ConfigView:
             return self
         if self.is_object:
             return ConfigView(per_layer[index], self.defaults, self.aliases)
-        override = per_layer.get(str(index), per_layer.get(index))
-        if not override:
-            return self
-        return ConfigView({**self.source, **override}, self.defaults, self.aliases)
+        # transformers pads the keys of large models with zeros ("05").
+        override = {int(key): value for key, value in per_layer.items()}.get(index)
+        return self.with_values(override) if override else self
+
+    def with_values(self, values: Mapping[str, Any]) -> ConfigView:
+        """The same config with other values; only for mappings, an object knows its own."""
+        return self if self.is_object else ConfigView({**self.source, **values}, self.defaults, self.aliases)
 
     def as_dict(self) -> dict[str, Any]:
         """Every value that the config holds, for the identity digest."""
@@ -99,6 +102,8 @@ class ConfigView:
             return getattr(self.source, key, _MISSING)
         except RuntimeError:  # transformers: the value differs between layers, so there is no global one
             return _MISSING
+        except ValueError as error:  # a derived value that the config class cannot derive
+            raise SpecError(f"config of {type(self.source).__name__}: {key} cannot be derived ({error})") from None
 
 
 def load_config(config: Any) -> ConfigView:

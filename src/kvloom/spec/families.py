@@ -12,11 +12,11 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
-from kvloom.errors import SpecError
+from kvloom.spec import layer_rules as rules
+from kvloom.spec import recurrent
 from kvloom.spec.config_view import ConfigView
-from kvloom.spec.recurrent import RecurrentShapes, gated_delta, kimi_delta, mamba2, mamba2_own_width, short_conv
-
-LayerRule = Callable[[ConfigView, int], list[str]]
+from kvloom.spec.layer_rules import LayerRule
+from kvloom.spec.recurrent import RecurrentShapes
 
 
 class Attention(Enum):
@@ -32,7 +32,18 @@ class Attention(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Defaults and rules of one ``model_type``."""
+    """Defaults and rules of one ``model_type``.
+
+    Attributes:
+        defaults: values of missing keys.  Without any, a plain dict of this family must state everything.
+        layer_types: how the config class derives them; None: by the general rule.
+        attention: what full and sliding layers keep.
+        recurrent: shapes of the state of linear, convolution and hybrid layers; None: not known.
+        indexer: indexed layers keep one indexer key per token.
+        last_is_full: the last layer is full whatever ``layer_types`` says.
+        full_layers: values that differ in full layers, when the config has no ``per_layer_config``.
+        aliases: name asked for -> name in the config.
+    """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
     layer_types: LayerRule | None = None
@@ -40,92 +51,8 @@ class Family:
     recurrent: RecurrentShapes | None = None
     indexer: bool = False
     last_is_full: bool = False
+    full_layers: Callable[[ConfigView], Mapping[str, Any]] | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
-
-
-def _every(period: int, *, here: str, elsewhere: str, key: str | None = None) -> LayerRule:
-    """Every ``period``-th layer (1-based) is ``here``; ``key`` names a config value that replaces the period."""
-
-    def rule(view: ConfigView, layers: int) -> list[str]:
-        n = int(view.get(key) or period) if key else period
-        return [here if (i + 1) % n == 0 else elsewhere for i in range(layers)]
-
-    return rule
-
-
-def _sliding_every(period: int, key: str | None = None) -> LayerRule:
-    return _every(period, here="full_attention", elsewhere="sliding_attention", key=key)
-
-
-def _linear_every(period: int) -> LayerRule:
-    return _every(period, here="full_attention", elsewhere="linear_attention", key="full_attention_interval")
-
-
-def _all(layer_type: str) -> LayerRule:
-    return lambda view, layers: [layer_type] * layers
-
-
-def _ministral(view: ConfigView, layers: int) -> list[str]:
-    return ["full_attention" if view.get("sliding_window") is None else "sliding_attention"] * layers
-
-
-def _qwen(view: ConfigView, layers: int) -> list[str]:
-    sliding = bool(view.get("use_sliding_window")) and view.get("sliding_window") is not None
-    first = int(view.get("max_window_layers") or 0)
-    return ["sliding_attention" if sliding and i >= first else "full_attention" for i in range(layers)]
-
-
-def _exaone4(view: ConfigView, layers: int) -> list[str]:
-    pattern = view.get("sliding_window_pattern")
-    if view.get("sliding_window") is None or not isinstance(pattern, int) or pattern < 1:
-        raise SpecError(
-            f"exaone4: no layer_types, and sliding_window_pattern {pattern!r} does not give them; "
-            "state layer_types in the config"
-        )
-    return _sliding_every(pattern)(view, layers)
-
-
-def _llama4(view: ConfigView, layers: int) -> list[str]:
-    interval = view.integer("no_rope_layer_interval")
-    rope = view.get("no_rope_layers") or [int((i + 1) % interval != 0) for i in range(layers)]
-    return ["chunked_attention" if r else "full_attention" for r in rope]
-
-
-def _kimi(view: ConfigView, layers: int) -> list[str]:
-    nested = view.get("linear_attn_config") or {}
-    if "full_attn_layers" in nested and "kda_layers" in nested:
-        types = [""] * layers
-        for name, layer_type in (("full_attn_layers", "full_attention"), ("kda_layers", "linear_attention")):
-            for layer in nested[name]:
-                types[layer - 1] = layer_type
-        return types
-    return ["full_attention" if i and i % 4 == 0 else "linear_attention" for i in range(layers)]
-
-
-def _lfm2(view: ConfigView, layers: int) -> list[str]:
-    full = view.get("full_attn_idxs")
-    return ["full_attention" if full is None or i in full else "conv" for i in range(layers)]
-
-
-def _lfm3(view: ConfigView, layers: int) -> list[str]:
-    return [
-        "full_attention" if i % 4 == 2 else "sliding_attention" if i % 4 == 0 and i > 0 else "conv"
-        for i in range(layers)
-    ]
-
-
-_V4_TYPES = {0: "sliding_attention", 4: "compressed_sparse_attention", 128: "heavily_compressed_attention"}
-
-
-def _deepseek_v4(view: ConfigView, layers: int) -> list[str]:
-    ratios = view.get("compress_ratios")
-    if ratios is None:
-        csa, hca = _V4_TYPES[4], _V4_TYPES[128]
-        return ([hca, hca] + [csa if i % 2 else hca for i in range(max(layers - 2, 0))])[:layers]
-    for i, ratio in enumerate(ratios[:layers]):
-        if ratio not in _V4_TYPES:
-            raise SpecError(f"deepseek_v4: layer {i} has compression ratio {ratio!r}; known: 0, 4 and 128")
-    return [_V4_TYPES[r] for r in ratios[:layers]]
 
 
 def _gqa(
@@ -142,6 +69,7 @@ def _gqa(
     }
 
 
+_BLOCK_TYPES = {"layer_types": "layers_block_type"}
 _MLA = {"kv_lora_rank": 512, "qk_rope_head_dim": 64}
 _DELTA = {
     "head_dim": 256,
@@ -159,6 +87,7 @@ _MAMBA = {
     "mamba_d_conv": 4,
     "mamba_expand": 2,
 }
+_QWEN_WINDOW = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _GEMMA3N = _gqa(2048, 35, 8, 2, 262_400, 32_768, head_dim=256, sliding_window=512, num_kv_shared_layers=15)
 _GEMMA4 = _gqa(
     2304,
@@ -178,7 +107,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "llama": Family(_gqa(4096, 32, 32, None, 32000, 2048)),
         "mistral": Family(_gqa(4096, 32, 32, 8, 32000, 131_072, sliding_window=4096)),
-        "ministral": Family(_gqa(4096, 32, 32, 8, 32000, 131_072, sliding_window=4096), _ministral),
+        "ministral": Family(_gqa(4096, 32, 32, 8, 32000, 131_072, sliding_window=4096), rules.ministral),
         "ministral3": Family(_gqa(4096, 34, 32, 8, 131_072, 262_144, head_dim=128, sliding_window=None)),
         "qwen3": Family(
             _gqa(
@@ -189,55 +118,75 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 151_936,
                 32_768,
                 head_dim=128,
-                use_sliding_window=False,
-                sliding_window=4096,
-                max_window_layers=28,
+                **_QWEN_WINDOW,
             ),
-            _qwen,
+            rules.qwen,
         ),
-        "gemma2": Family(_gqa(2304, 26, 8, 4, 256_000, 8192, head_dim=256, sliding_window=4096), _sliding_every(2)),
+        "mixtral": Family(_gqa(4096, 32, 32, 8, 32_000, 131_072, sliding_window=None)),
+        "phi3": Family(_gqa(3072, 32, 32, None, 32_064, 4096, sliding_window=None)),
+        "granite": Family(_gqa(4096, 32, 32, None, 32_000, 2048)),
+        "gemma": Family(_gqa(3072, 28, 16, 16, 256_000, 8192, head_dim=256)),
+        "olmo2": Family(_gqa(4096, 32, 32, None, 50_304, 2048)),
+        "cohere": Family(_gqa(8192, 40, 64, None, 256_000, 8192)),
+        "starcoder2": Family(_gqa(3072, 30, 24, 2, 49_152, 4096, sliding_window=None)),
+        "glm4": Family(_gqa(4096, 40, 32, 2, 151_552, 131_072, head_dim=128)),
+        "glm4_moe": Family(_gqa(4096, 46, 96, 8, 151_552, 131_072)),
+        "seed_oss": Family(_gqa(4096, 64, 80, 8, 155_136, 524_288, head_dim=128)),
+        "qwen2": Family(_gqa(4096, 32, 32, 32, 151_936, 32_768, **_QWEN_WINDOW), rules.qwen),
+        "qwen3_moe": Family(
+            _gqa(2048, 24, 32, 4, 151_936, 32_768, use_sliding_window=False, sliding_window=4096), rules.qwen3_moe
+        ),
+        "lfm2_moe": Family(recurrent=recurrent.short_conv),
+        "gemma2": Family(
+            _gqa(2304, 26, 8, 4, 256_000, 8192, head_dim=256, sliding_window=4096), rules.sliding_every(2)
+        ),
         "gemma3_text": Family(
             _gqa(2304, 26, 8, 4, 262_208, 131_072, head_dim=256, sliding_window=4096),
-            _sliding_every(6, "sliding_window_pattern"),
+            rules.sliding_every(6, "sliding_window_pattern"),
         ),
-        "gemma3n_text": Family(_GEMMA3N, _sliding_every(5)),
-        "gemma4_text": Family(_GEMMA4, _sliding_every(6), last_is_full=True),
-        "gpt_oss": Family(_gqa(2880, 36, 64, 8, 201_088, 131_072, head_dim=64, sliding_window=128), _sliding_every(2)),
+        "gemma3n_text": Family(_GEMMA3N, rules.sliding_every(5)),
+        "gemma4_text": Family(_GEMMA4, rules.sliding_every(6), last_is_full=True, full_layers=rules.gemma4_full_layers),
+        "gpt_oss": Family(
+            _gqa(2880, 36, 64, 8, 201_088, 131_072, head_dim=64, sliding_window=128), rules.sliding_every(2)
+        ),
         "llama4_text": Family(
             _gqa(5120, 48, 40, 8, 202_048, 131_072, head_dim=128, attention_chunk_size=8192, no_rope_layer_interval=4),
-            _llama4,
+            rules.llama4,
         ),
-        "olmo3": Family(_gqa(4096, 32, 32, None, 50_304, 2048, sliding_window=4096), _sliding_every(4)),
+        "olmo3": Family(_gqa(4096, 32, 32, None, 50_304, 2048, sliding_window=4096), rules.sliding_every(4)),
         "cohere2": Family(
-            _gqa(8192, 40, 64, None, 256_000, 8192, sliding_window=4096), _sliding_every(4, "sliding_window_pattern")
+            _gqa(8192, 40, 64, None, 256_000, 8192, sliding_window=4096),
+            rules.sliding_every(4, "sliding_window_pattern"),
         ),
         "exaone4": Family(
-            _gqa(4096, 32, 32, 32, 102_400, 2048, sliding_window=4096, sliding_window_pattern=4), _exaone4
+            _gqa(4096, 32, 32, 32, 102_400, 2048, sliding_window=4096, sliding_window_pattern=4), rules.exaone4
         ),
         "deepseek_v3": Family(_gqa(7168, 61, 128, 128, 129_280, 4096, **_MLA), None, Attention.LATENT),
         "deepseek_v32": Family(
             _gqa(7168, 61, 128, 128, 129_280, 163_840, index_head_dim=128, **_MLA),
-            _all("indexed_attention"),
+            rules.uniform("indexed_attention"),
             Attention.LATENT,
             indexer=True,
         ),
         "glm_moe_dsa": Family(
             _gqa(6144, 78, 64, 64, 154_880, 202_752, index_head_dim=128, **_MLA),
-            _all("indexed_attention"),
+            rules.uniform("indexed_attention"),
             Attention.LATENT,
             indexer=True,
         ),
         "deepseek_v4": Family(
             _gqa(4096, 43, 64, 1, 129_280, 1_048_576, head_dim=512, sliding_window=128, index_head_dim=128),
-            _deepseek_v4,
+            rules.deepseek_v4,
             Attention.DEEPSEEK_V4,
         ),
-        "qwen3_next": Family(_gqa(2048, 48, 16, 2, 151_936, 32_768, **_DELTA), _linear_every(4), recurrent=gated_delta),
+        "qwen3_next": Family(
+            _gqa(2048, 48, 16, 2, 151_936, 32_768, **_DELTA), rules.linear_every(4), recurrent=recurrent.gated_delta
+        ),
         "qwen3_5_text": Family(
-            _gqa(4096, 32, 16, 4, 248_320, 32_768, **_DELTA), _linear_every(4), recurrent=gated_delta
+            _gqa(4096, 32, 16, 4, 248_320, 32_768, **_DELTA), rules.linear_every(4), recurrent=recurrent.gated_delta
         ),
         "qwen3_5_moe_text": Family(
-            _gqa(2048, 40, 16, 2, 248_320, 32_768, **_DELTA), _linear_every(4), recurrent=gated_delta
+            _gqa(2048, 40, 16, 2, 248_320, 32_768, **_DELTA), rules.linear_every(4), recurrent=recurrent.gated_delta
         ),
         "kimi_linear": Family(
             _gqa(
@@ -252,29 +201,39 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 linear_conv_kernel_dim=4,
                 **_MLA,
             ),
-            _kimi,
+            rules.kimi,
             Attention.LATENT,
-            kimi_delta,
+            recurrent.kimi_delta,
             aliases={"max_position_embeddings": "model_max_length"},
         ),
-        "lfm2": Family(_gqa(2560, 32, 32, 8, 65_536, 128_000, conv_L_cache=3), _lfm2, recurrent=short_conv),
+        "lfm2": Family(
+            _gqa(2560, 32, 32, 8, 65_536, 128_000, conv_L_cache=3), rules.lfm2, recurrent=recurrent.short_conv
+        ),
         "lfm3": Family(
             _gqa(2048, 24, 16, 4, 128_000, 128_000, head_dim=128, sliding_window=256, conv_L_cache=7),
-            _lfm3,
-            recurrent=short_conv,
+            rules.lfm3,
+            recurrent=recurrent.short_conv,
         ),
         "falcon_h1": Family(
             _gqa(4096, 32, 32, 8, 128_000, 8192, **_MAMBA, mamba_d_ssm=1024),
-            _all("hybrid"),
-            recurrent=mamba2_own_width,
-            aliases={"layer_types": "layers_block_type"},
+            rules.uniform("hybrid"),
+            recurrent=recurrent.mamba2_own_width,
+            aliases=_BLOCK_TYPES,
         ),
         "granitemoehybrid": Family(
             _gqa(4096, 32, 32, None, 32_000, 2048, **_MAMBA),
-            _all("linear_attention"),
-            recurrent=mamba2,
-            aliases={"layer_types": "layers_block_type"},
+            rules.uniform("linear_attention"),
+            recurrent=recurrent.mamba2,
+            aliases=_BLOCK_TYPES,
         ),
+        # Families whose every value must come from transformers' config object (or be stated).
+        **{
+            name: Family(attention=Attention.LATENT)
+            for name in ("axk1", "deepseek_v2", "glm4_moe_lite", "longcat_flash", "minicpm3", "mistral4", "youtu")
+        },
+        "bamba": Family(recurrent=recurrent.mamba2, aliases=_BLOCK_TYPES),
+        "nemotron_h": Family(recurrent=recurrent.mamba2_nemotron, aliases=_BLOCK_TYPES),
+        "zamba2": Family(recurrent=recurrent.mamba2_zamba, aliases={**_BLOCK_TYPES, "head_dim": "attention_head_dim"}),
     }
 )
 """Every family with its own rules, by ``model_type`` of the text config."""

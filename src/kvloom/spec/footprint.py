@@ -62,4 +62,4 @@ def _decode_peak(group: GroupSpec, tokens: int) -> int:
     everything = -(-tokens // group.block_tokens)
     if group.chunked and group.window % group.block_tokens == 0:
         return min(everything, group.window // group.block_tokens)
-    return min(everything, max(group.window - 2, 0) // group.block_tokens + 2)
+    return min(everything, 1 if group.window == 1 else (group.window - 2) // group.block_tokens + 2)

@@ -11,7 +11,7 @@ from kvloom.errors import ConfigError, SpecError
 from kvloom.spec.attention import attention_groups, recurrent_groups
 from kvloom.spec.config_view import ConfigView, load_config
 from kvloom.spec.deepseek_v4 import transformers_format, v4_groups
-from kvloom.spec.families import Attention
+from kvloom.spec.families import Attention, Family
 from kvloom.spec.identity import identity_pairs
 from kvloom.spec.layers import layer_views, resolve_family
 from kvloom.spec.model_spec import GroupSpec, ModelSpec, round_up
@@ -47,14 +47,13 @@ def spec_from_config(
         ConfigError: an option is out of range.
         SpecError: a layer type, state or geometry that is not understood; nothing is guessed.
     """
-    view, family = resolve_family(load_config(config))
     check_block_size(block_size)
+    view, family = resolve_family(load_config(config))
     dtype = activation_dtype(view, dtype)
-    layers = layer_views(view, family)
-    if family.attention is Attention.DEEPSEEK_V4:
-        groups = v4_groups(layers, view, transformers_format(view, dtype), block_size)
-    else:
-        groups = attention_groups(layers, family, dtype, block_size) + recurrent_groups(layers, family, dtype)
+    try:
+        groups = _groups(view, family, dtype, block_size)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:  # a value of a type nobody expects
+        raise SpecError(f"config of {view.model_type or 'the model'} is malformed: {error}") from error
     groups = [_with_dtypes(group, tensor_dtypes or {}) for group in groups]
     label = name or view.model_type or "model"
     if not groups:
@@ -69,6 +68,13 @@ def spec_from_config(
         vocab_size=_count(view, "vocab_size"),
         identity=identity_pairs(view, groups, dtype),
     )
+
+
+def _groups(view: ConfigView, family: Family, dtype: str, block_size: int) -> list[GroupSpec]:
+    layers = layer_views(view, family)
+    if family.attention is Attention.DEEPSEEK_V4:
+        return v4_groups(layers, view, transformers_format(view, dtype), block_size)
+    return attention_groups(layers, family, dtype, block_size) + recurrent_groups(layers, family, dtype)
 
 
 def finish_spec(

@@ -31,6 +31,8 @@ V4_CSA = "compressed_sparse_attention"
 V4_HCA = "heavily_compressed_attention"
 KNOWN_TYPES = FULL | SLIDING | CHUNKED | RECURRENT | {V4_CSA, V4_HCA, NOTHING}
 
+_USUAL_ALIASES = {"layer_types": "layers_block_type"}
+_MUST_BE_STATED = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "layer_types")
 # Values that change what a layer keeps; in a family without rules of its own their meaning is not known.
 _UNKNOWN_GEOMETRY = (
     "kv_lora_rank",
@@ -42,6 +44,11 @@ _UNKNOWN_GEOMETRY = (
     "cross_attention_layers",
     "linear_attn_config",
 )
+# Families that transformers runs without a cache, or with one of their own.
+_NO_CACHE = frozenset({"openai-gpt", "xlm", "reformer", "rwkv", "xlstm"})
+# Causal families whose config nevertheless says ``is_decoder: false``.
+_ALWAYS_CAUSAL = frozenset({"gpt_neox", "gpt_neox_japanese", "trocr"})
+_MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +66,18 @@ def resolve_family(view: ConfigView) -> tuple[ConfigView, Family]:
     A family that has no entry is described by the general rule alone.  A plain dict of such a family
     must state everything, because a missing key may have any default; SpecError names what is missing.
     """
-    family = FAMILIES.get(view.model_type)
-    if family is not None:
-        return view.with_family(family.defaults, family.aliases), family
-    family = Family(aliases={"layer_types": "layers_block_type"})
-    view = view.with_family({}, family.aliases)
+    family = FAMILIES.get(view.model_type) or Family(aliases=_USUAL_ALIASES)
+    view = view.with_family(family.defaults, family.aliases)
     label = view.model_type or "(no model_type)"
-    for name in _UNKNOWN_GEOMETRY:
-        if view.get(name) not in (None, False):
-            raise SpecError(f"family {label} is not known, and its config has {name!r}, which changes what layers keep")
-    needed = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "layer_types")
-    missing = [] if view.is_object else [name for name in needed if not view.has(name)]
-    if missing:
-        raise SpecError(
-            f"family {label} is not known, and its config leaves out {', '.join(missing)}; "
-            "pass transformers' config object, which has the defaults of the family"
-        )
+    if view.model_type not in FAMILIES:
+        _refuse_unknown_geometry(view, label)
+    if not family.defaults and not view.is_object:
+        missing = [name for name in _MUST_BE_STATED if not view.has(name)]
+        if missing:
+            raise SpecError(
+                f"the defaults of family {label} are not known, and its config leaves out {', '.join(missing)}; "
+                "pass transformers' config object, which has them"
+            )
     return view, family
 
 
@@ -82,6 +85,8 @@ def layer_views(view: ConfigView, family: Family) -> list[LayerView]:
     """Every layer with its cache layer type, in order; SpecError names the first that is not understood."""
     _refuse_bidirectional(view)
     count = view.integer("num_hidden_layers")
+    if count > _MOST_LAYERS:
+        raise SpecError(f"{view.model_type}: {count} layers are more than any model has")
     configs = [view.layer(i) for i in range(count)]
     types = _explicit_types(view, family, count)
     if types is None:
@@ -89,6 +94,9 @@ def layer_views(view: ConfigView, family: Family) -> list[LayerView]:
     if family.last_is_full and types[-1] != "full_attention":
         types[-1] = "full_attention"
     types = [_LEGACY.get(t, t) for t in types]
+    if family.full_layers is not None and not view.has("per_layer_config"):
+        special = family.full_layers(view)
+        configs = [c.with_values(special) if t in FULL else c for t, c in zip(types, configs, strict=True)]
     reusing = _reusing_layers(view, count)
     types = [NOTHING if i in reusing else t for i, t in enumerate(types)]
     layers = [LayerView(i, t, c) for i, (t, c) in enumerate(zip(types, configs, strict=True))]
@@ -125,6 +133,8 @@ def _reusing_layers(view: ConfigView, count: int) -> frozenset[int]:
     shared = view.get("num_kv_shared_layers") or 0
     if shared and view.model_type not in FAMILIES:
         raise SpecError(f"family {view.model_type}: {shared} layers share KV, but how is not known")
+    if not 0 <= shared < count:
+        raise SpecError(f"{view.model_type}: {shared} of {count} layers cannot share the KV of another")
     return frozenset(range(count - shared, count))
 
 
@@ -146,6 +156,15 @@ def _check(layer: LayerView, family: Family) -> None:
         raise SpecError(f"{where}: the config skips parts of this layer ({layer.config.get('skip')}); not understood")
 
 
+def _refuse_unknown_geometry(view: ConfigView, label: str) -> None:
+    if label in _NO_CACHE:
+        raise SpecError(f"family {label}: transformers keeps no KV cache of the usual kind for it")
+    for name in _UNKNOWN_GEOMETRY:
+        if view.get(name) not in (None, False):
+            raise SpecError(f"family {label} is not known, and its config has {name!r}, which changes what layers keep")
+
+
 def _refuse_bidirectional(view: ConfigView) -> None:
-    if view.get("use_bidirectional_attention") in (True, "all") or view.get("is_causal", True) is False:
+    encoder = view.given("is_decoder") is False and view.model_type not in _ALWAYS_CAUSAL
+    if encoder or view.get("use_bidirectional_attention") in (True, "all") or view.get("is_causal", True) is False:
         raise SpecError(f"{view.model_type}: attends in both directions, so a prefix cannot be reused")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kvloom.errors import SpecError
 from kvloom.types import DTYPE_BYTES, Kind
@@ -178,6 +179,13 @@ class ModelSpec:
     def lcm_tokens(self) -> int:
         """Least common multiple of the token spans of all groups' blocks."""
         return math.lcm(*(g.block_tokens for g in self.groups if not g.is_snapshot), 1)
+
+    @classmethod
+    def from_config(cls, config: Any, **options: Any) -> ModelSpec:
+        """:func:`kvloom.spec.from_config.spec_from_config`, where the options are described."""
+        from kvloom.spec.from_config import spec_from_config
+
+        return spec_from_config(config, **options)
 
     def with_segment(self, segment_tokens: int) -> ModelSpec:
         """The same model cut at another segment length."""

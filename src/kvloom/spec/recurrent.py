@@ -50,7 +50,7 @@ def short_conv(view: ConfigView, dtype: str) -> tuple[TensorSpec, ...]:
 
 
 def mamba2(view: ConfigView, dtype: str) -> tuple[TensorSpec, ...]:
-    """Mamba 2 whose width is ``mamba_expand * hidden_size`` (Granite 4)."""
+    """Mamba 2 whose width is ``mamba_expand * hidden_size`` (Granite 4, Bamba)."""
     return _mamba2(view, dtype, view.integer("mamba_expand") * view.integer("hidden_size"))
 
 
@@ -59,6 +59,24 @@ def mamba2_own_width(view: ConfigView, dtype: str) -> tuple[TensorSpec, ...]:
     if view.get("mamba_d_ssm") is None:
         return mamba2(view, dtype)
     return _mamba2(view, dtype, view.integer("mamba_d_ssm"))
+
+
+def mamba2_nemotron(view: ConfigView, dtype: str) -> tuple[TensorSpec, ...]:
+    """Mamba 2 with Nemotron-H's names; its width is heads times head size."""
+    if view.get("mamba_ssm_cache_dtype", "float32") != "float32":
+        raise SpecError(f"nemotron_h: mamba_ssm_cache_dtype {view.get('mamba_ssm_cache_dtype')!r}; float32 is known")
+    heads, head_dim = view.integer("mamba_num_heads"), view.integer("mamba_head_dim")
+    state = view.integer("ssm_state_size")
+    channels = heads * head_dim + 2 * view.integer("n_groups") * state
+    return _states((channels, view.integer("conv_kernel")), (heads, head_dim, state), dtype)
+
+
+def mamba2_zamba(view: ConfigView, dtype: str) -> tuple[TensorSpec, ...]:
+    """Mamba 2 with Zamba 2's names."""
+    heads, state = view.integer("n_mamba_heads"), view.integer("mamba_d_state")
+    width = view.integer("mamba_expand") * view.integer("hidden_size")
+    channels = width + 2 * view.integer("mamba_ngroups") * state
+    return _states((channels, view.integer("mamba_d_conv")), (heads, width // heads, state), dtype)
 
 
 def _mamba2(view: ConfigView, dtype: str, width: int) -> tuple[TensorSpec, ...]:
