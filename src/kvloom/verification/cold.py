@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from kvloom.adapters.transformers.forward import forward_chunk
-from kvloom.verification.routing import RouteObserver
+from kvloom.verification.routing import RouteObserver, observing
 
 Chunk = tuple[int, int]
 """A half-open run of token positions that one forward computes."""
@@ -71,14 +71,10 @@ def run_cold(
     """
     held = DynamicCache(config=model.config) if cache is None else cache
     logits, caches = [], {}
-    for start, end in chunks:
-        piece = ids[:, start:end]
-        if observer is None:
-            out = forward_chunk(model, piece, held, start, logits_to_keep=logits_to_keep)
-        else:
-            with observer.at(start, end - start):
-                out = forward_chunk(model, piece, held, start, logits_to_keep=logits_to_keep)
-        logits.append(out[0].clone())
-        if end in keep_caches:
-            caches[end] = copy.deepcopy(held)
+    with observing(model, observer):
+        for start, end in chunks:
+            out = forward_chunk(model, ids[:, start:end], held, start, logits_to_keep=logits_to_keep)
+            logits.append(out[0].clone())
+            if end in keep_caches:
+                caches[end] = copy.deepcopy(held)
     return ColdRun(tuple(logits), caches, tuple(chunks))

@@ -11,12 +11,14 @@ of the chunk is one, numbered in the order of the calls within a forward.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
 
 _TOPK: frozenset[Any] = frozenset({torch.topk, torch.Tensor.topk})
 
@@ -44,6 +46,10 @@ class Routes:
 
     picks: dict[tuple[int, int], Pick] = field(default_factory=dict)
 
+    def before(self, position: int) -> Routes:
+        """The picks for the tokens before ``position`` only."""
+        return Routes({key: pick for key, pick in self.picks.items() if key[1] < position})
+
     @property
     def routers(self) -> int:
         """Number of routers seen."""
@@ -53,7 +59,7 @@ class Routes:
 class RouteObserver(TorchFunctionMode):
     """Records the picks of every router of a forward, and pins those of ``pinned`` where given.
 
-    Use as a context manager around one forward, after ``at(start, count)``.
+    Used through ``observing``.
 
     Attributes:
         routes: what this run would have picked by itself (given everything pinned before).
@@ -69,10 +75,9 @@ class RouteObserver(TorchFunctionMode):
         self._count = 0
         self._router = 0
 
-    def at(self, start: int, count: int) -> RouteObserver:
+    def at(self, start: int, count: int) -> None:
         """The next forward runs the tokens of [start, start + count)."""
         self._start, self._count, self._router = start, count, 0
-        return self
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -112,6 +117,31 @@ class RouteObserver(TorchFunctionMode):
             return result
         indices = torch.stack(rows).reshape(result.indices.shape)
         return type(result)((scores.gather(-1, indices), indices))
+
+
+def pinning(routes: Routes | None) -> RouteObserver | None:
+    """An observer that pins ``routes``; None when there is nothing to pin."""
+    return None if routes is None else RouteObserver(routes)
+
+
+@contextmanager
+def observing(model: PreTrainedModel, observer: RouteObserver | None) -> Iterator[None]:
+    """Observe (and pin) the routers in every forward of ``model`` inside the block, whoever calls it; None: nothing."""
+    if observer is None:
+        yield
+        return
+
+    def before(_module: Any, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ids, positions = kwargs["input_ids"], kwargs.get("position_ids")
+        start = kwargs["past_key_values"].get_seq_length() if positions is None else int(positions[0, 0])
+        observer.at(start, ids.shape[1])
+
+    handle = model.register_forward_pre_hook(before, with_kwargs=True)
+    try:
+        with observer:
+            yield
+    finally:
+        handle.remove()
 
 
 def _split(values: torch.Tensor, indices: torch.Tensor, count: int) -> list[Pick]:
