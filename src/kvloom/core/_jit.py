@@ -12,4 +12,4 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def jit(function: F) -> F:
     """Compile in nopython mode, cached on disk, with the GIL released."""
-    return cast(F, numba.njit(cache=True, nogil=True)(function))
+    return cast("F", numba.njit(cache=True, nogil=True)(function))

@@ -166,7 +166,7 @@ def make_room(a: Arrays, g: int) -> bool:
         evict_object(a, g, own)
         return True
     for h in range(a.group.shape[1]):
-        if h != g and h != other and a.group[LRU_HEAD, h] >= 0 and _empty_page(a, h):
+        if h not in (g, other) and a.group[LRU_HEAD, h] >= 0 and _empty_page(a, h):
             return True
     return False
 

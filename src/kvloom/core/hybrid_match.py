@@ -27,13 +27,14 @@ from kvloom.core.arrays import (
 from kvloom.core.lifecycle import COMMITTED
 from kvloom.core.prefix_index import find_child, same_tokens
 from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
+from kvloom.types import AnyArray
 
 FAULT_GRADE = -5
 """Besides the column codes of ``kvloom.types``: the object is there, but below the floor."""
 
 
 @jit
-def walk(a: Arrays, root: int, tokens: np.ndarray, limit: int, path: np.ndarray) -> int:  # type: ignore[type-arg]
+def walk(a: Arrays, root: int, tokens: AnyArray, limit: int, path: AnyArray) -> int:
     """Follow ``tokens`` (int32) from ``root`` while whole segments fit into ``limit`` tokens.
 
     ``path[0]`` is the root and ``path[k]`` the node of segment k - 1; returns the depth reached.
@@ -63,7 +64,7 @@ def fault(a: Arrays, n: int, c: int, g: int, floor: int) -> int:
 
 
 @jit
-def _segment_step(a: Arrays, n: int, floor: int, complete: np.ndarray, run: np.ndarray) -> None:  # type: ignore[type-arg]
+def _segment_step(a: Arrays, n: int, floor: int, complete: AnyArray, run: AnyArray) -> None:
     """Fold the blocks of segment ``n`` into the prefix-ANDs (``complete``) and run lengths (``run``, in blocks)."""
     for g in range(a.group.shape[1]):
         first, last = a.col_base[g], a.col_base[g + 1]
@@ -80,7 +81,7 @@ def _segment_step(a: Arrays, n: int, floor: int, complete: np.ndarray, run: np.n
 
 
 @jit
-def _segment_fault(a: Arrays, g: int, n: int, position: int, floor: int, complete: np.ndarray, run: np.ndarray) -> bool:  # type: ignore[type-arg]
+def _segment_fault(a: Arrays, g: int, n: int, position: int, floor: int, complete: AnyArray, run: AnyArray) -> bool:
     """Whether group ``g`` cannot resume at ``position``, the end of segment ``n``."""
     if a.group[RULE, g] == RULE_PREFIX:
         return not complete[g]
@@ -96,8 +97,8 @@ def _checkpoint_fault(
     n: int,
     start: int,
     floor: int,
-    complete: np.ndarray,  # type: ignore[type-arg]
-    run: np.ndarray,  # type: ignore[type-arg]
+    complete: AnyArray,
+    run: AnyArray,
 ) -> bool:
     """Whether group ``g`` cannot resume at checkpoint ``n``, whose segment begins at ``start``."""
     position = start + a.node[NTOKENS, n]
@@ -117,7 +118,9 @@ def _checkpoint_fault(
 
 
 @jit
-def best_boundary(a: Arrays, path: np.ndarray, depth: int, tokens: np.ndarray, limit: int, floor: int):  # type: ignore[no-untyped-def,type-arg]
+def best_boundary(
+    a: Arrays, path: AnyArray, depth: int, tokens: AnyArray, limit: int, floor: int
+) -> tuple[int, int, int]:
     """The best boundary on ``path`` up to ``limit``: (position, segments before it, checkpoint node or -1)."""
     groups = a.group.shape[1]
     segment = a.tokens.shape[1]
@@ -161,7 +164,7 @@ def best_boundary(a: Arrays, path: np.ndarray, depth: int, tokens: np.ndarray, l
 
 
 @jit
-def known_prefix(a: Arrays, path: np.ndarray, depth: int, tokens: np.ndarray):  # type: ignore[no-untyped-def,type-arg]
+def known_prefix(a: Arrays, path: AnyArray, depth: int, tokens: AnyArray) -> tuple[int, int]:
     """How far any cached sequence agrees with ``tokens``: (tokens known, agreeing checkpoint node or -1).
 
     Looks at the children and checkpoints of the deepest node only, token by token.
@@ -187,7 +190,7 @@ def known_prefix(a: Arrays, path: np.ndarray, depth: int, tokens: np.ndarray):  
 
 
 @jit
-def diagnose(a: Arrays, path: np.ndarray, depth: int, floor: int, checkpoint: int, out: np.ndarray) -> None:  # type: ignore[type-arg]
+def diagnose(a: Arrays, path: AnyArray, depth: int, floor: int, checkpoint: int, out: AnyArray) -> None:
     """For every group, why it cannot resume at the end of ``path`` or at ``checkpoint`` below it.
 
     ``out`` int64 [groups, 2]: token position of the first object at fault, and its code (0 = no fault).

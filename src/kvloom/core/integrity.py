@@ -13,7 +13,7 @@ from kvloom.core.page_table import Rows, place, slot_at
 from kvloom.core.prefix_index import find_child
 from kvloom.errors import IntegrityError
 from kvloom.plan import ArenaGeometry
-from kvloom.tickets import Tickets
+from kvloom.types import AnyArray
 
 
 def check_books(
@@ -22,22 +22,25 @@ def check_books(
     geometry: ArenaGeometry,
     roots: Sequence[int],
     running: Mapping[int, int],
-    tickets: Tickets,
+    in_flight: tuple[Sequence[tuple[int, int]], Sequence[int]],
 ) -> None:
     """Raise IntegrityError listing everything that disagrees.
 
-    ``roots``: nodes of the namespaces; ``running``: row -> deepest node of the sequence in it.
+    ``roots``: nodes of the namespaces; ``running``: row -> deepest node of the sequence in it; ``in_flight``: the
+    (group, global slot) holds and the nodes of the plans that are not completed.
     """
     wrong: list[str] = []
-    _check_holds(a, r, running, tickets, wrong)
+    _check_holds(a, r, running, in_flight[0], wrong)
     _check_slots(a, geometry, wrong)
     _check_pages(a, wrong)
-    _check_nodes(a, roots, running, tickets, wrong)
+    _check_nodes(a, roots, [*running.values(), *in_flight[1]], wrong)
     if wrong:
         raise IntegrityError("; ".join(wrong[:20]))
 
 
-def _check_holds(a: Arrays, r: Rows, running: Mapping[int, int], tickets: Tickets, wrong: list[str]) -> None:
+def _check_holds(
+    a: Arrays, r: Rows, running: Mapping[int, int], holds: Sequence[tuple[int, int]], wrong: list[str]
+) -> None:
     pins = np.zeros_like(a.pins)
     for row in running:
         for g in range(len(a.rule)):
@@ -48,7 +51,7 @@ def _check_holds(a: Arrays, r: Rows, running: Mapping[int, int], tickets: Ticket
                     wrong.append(f"row {row} group {g} block {block} is stale")
                 if a.state[s] == FREE:
                     wrong.append(f"row {row} group {g} block {block} names a free slot")
-    for _, slot in tickets.holds():
+    for _, slot in holds:
         pins[slot] += 1
     for s in np.flatnonzero(pins != a.pins).tolist():
         wrong.append(f"slot {s} has {a.pins[s]} holders on record, {pins[s]} in fact")
@@ -57,7 +60,8 @@ def _check_holds(a: Arrays, r: Rows, running: Mapping[int, int], tickets: Ticket
 def _check_slots(a: Arrays, geometry: ArenaGeometry, wrong: list[str]) -> None:
     for g in range(len(a.rule)):
         slots = range(int(a.slot_base[g]), int(a.slot_base[g + 1]))
-        listed, s, before = [], int(a.lru_head[g]), -1
+        listed: list[int] = []
+        s, before = int(a.lru_head[g]), -1
         while s >= 0 and len(listed) <= len(slots):
             if a.prev[s] != before:
                 wrong.append(f"group {g}: LRU back link of slot {s} is wrong")
@@ -117,16 +121,14 @@ def _check_pages(a: Arrays, wrong: list[str]) -> None:
                 wrong.append(f"page {p}: free list and use count disagree")
 
 
-def _check_nodes(
-    a: Arrays, roots: Sequence[int], running: Mapping[int, int], tickets: Tickets, wrong: list[str]
-) -> None:
+def _check_nodes(a: Arrays, roots: Sequence[int], held: Sequence[int], wrong: list[str]) -> None:
     nodes = np.flatnonzero(a.ntokens >= 0).tolist()
     if len(nodes) != int(a.scalars[NODES_USED]) or len(nodes) + int(a.scalars[FREE_NODES]) != len(a.parent):
         wrong.append("node counts are wrong")
     if {n for n in nodes if a.parent[n] < 0} != set(roots):
         wrong.append("roots of the index and the namespaces differ")
     weight = np.zeros_like(a.weight)
-    for n in list(running.values()) + tickets.nodes():
+    for n in held:
         weight[n] += 1
     named = 0
     for n in nodes:
@@ -147,9 +149,7 @@ def _check_nodes(
     _check_tree(a, nodes, weight, wrong)
 
 
-def _check_tree(
-    a: Arrays, nodes: Sequence[int], weight: np.ndarray[tuple[int], np.dtype[np.int32]], wrong: list[str]
-) -> None:
+def _check_tree(a: Arrays, nodes: Sequence[int], weight: AnyArray, wrong: list[str]) -> None:
     segment = a.tokens.shape[1]
     children: dict[int, set[int]] = {}
     for n in nodes:
@@ -173,7 +173,8 @@ def _check_tree(
             wrong.append(f"node {n}: child lists are wrong")
         if a.ntokens[n] == segment and find_child(a, int(a.parent[n]), a.tokens[n], 0) != n:
             wrong.append(f"node {n} is not found by its own tokens")
-    ghosts, n = [], int(a.scalars[GHOST_HEAD])
+    ghosts: list[int] = []
+    n = int(a.scalars[GHOST_HEAD])
     while n >= 0 and len(ghosts) <= len(nodes):
         ghosts.append(n)
         n = int(a.ghost_next[n])

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvloom.core._jit import jit
 from kvloom.errors import LifecycleError
-from kvloom.types import ObjectState
+from kvloom.types import AnyArray, ObjectState
 
 FREE = int(ObjectState.FREE)
 ALLOCATED = int(ObjectState.ALLOCATED)
@@ -40,7 +40,7 @@ COMMITTED -> READY is a block that the index gives up for a better grade while a
 """
 
 
-def _table() -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
+def _table() -> AnyArray:
     table = np.zeros((len(ObjectState), len(ObjectState)), dtype=np.bool_)
     for state, following in TRANSITIONS.items():
         for target in following:
@@ -54,8 +54,8 @@ ALLOWED = _table()
 
 
 @jit
-def move(states, slot, target):  # type: ignore[no-untyped-def]
-    """Move one copy to ``target`` (uint8 array of states, global slot); ValueError when illegal, nothing changed."""
+def move(states: AnyArray, slot: int, target: int) -> None:
+    """Move one copy to ``target`` (int32 array of states, global slot); ValueError when illegal, nothing changed."""
     if not ALLOWED[states[slot], target]:
         raise ValueError("illegal life-cycle transition")
     states[slot] = target

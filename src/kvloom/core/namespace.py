@@ -15,7 +15,7 @@ def _field(tag: bytes, value: bytes) -> bytes:
     return tag + len(value).to_bytes(8, "big") + value
 
 
-def encode_namespace(salt: bytes, extra_keys: Sequence[ExtraKey], layout: bytes) -> bytes:
+def encode_namespace(salt: object, extra_keys: Sequence[object], layout: bytes) -> bytes:
     """Encode salt, extra keys (order matters) and layout identity so that different inputs never collide.
 
     Every field is typed and length-prefixed: a LoRA name equal to somebody's salt, or a salt that contains

@@ -134,7 +134,7 @@ def grow(a: Arrays, r: Rows, q: int, length: int, more: int) -> int:
 
 
 @jit
-def lease(a: Arrays, r: Rows, q: int, path: np.ndarray, depth: int, checkpoint: int, position: int) -> int:  # type: ignore[type-arg]
+def lease(a: Arrays, r: Rows, q: int, path: AnyArray, depth: int, checkpoint: int, position: int) -> int:
     """Hold every object that ``position`` needs and enter the shared blocks into row ``q``.
 
     Blocks of the checkpoint that are only partly filled are held too, and must be replaced by private
@@ -162,7 +162,7 @@ def lease(a: Arrays, r: Rows, q: int, path: np.ndarray, depth: int, checkpoint: 
 
 
 @jit
-def commit_segment(a: Arrays, r: Rows, q: int, parent: int, tokens: np.ndarray, start: int) -> int:  # type: ignore[type-arg]
+def commit_segment(a: Arrays, r: Rows, q: int, parent: int, tokens: AnyArray, start: int) -> int:
     """Publish the blocks of the segment that begins at token ``start`` below ``parent``.
 
     Returns its node with one weight for the caller, or -1 when the index is full.
@@ -214,7 +214,7 @@ def reserve_snapshots(
     position: int,
     asked: bool,
     grade: int,
-    out: np.ndarray,  # type: ignore[type-arg]
+    out: AnyArray,
 ) -> int:
     """Take slots for the snapshots that node ``n`` keeps at ``position`` and does not have as good already.
 
@@ -249,7 +249,7 @@ def reserve_sealed(
     q: int,
     start: int,
     position: int,
-    out: np.ndarray,  # type: ignore[type-arg]
+    out: AnyArray,
 ) -> int:
     """Take slots for the sealed copies of every block that a checkpoint at ``position`` needs of its own segment.
 

@@ -39,13 +39,13 @@ from kvloom.core.arrays import (
 )
 from kvloom.core.block_pool import give_slot, hold, link_lru, unlink_lru
 from kvloom.core.lifecycle import COMMITTED, EVICTED, QUARANTINED, READY, move
-from kvloom.types import SLOT_EVICTED, SLOT_QUARANTINED
+from kvloom.types import SLOT_EVICTED, SLOT_QUARANTINED, AnyArray
 
 SAMPLES = 8
 
 
 @jit
-def hash_segment(parent: int, tokens: np.ndarray, start: int, count: int) -> np.uint64:  # type: ignore[type-arg]
+def hash_segment(parent: int, tokens: AnyArray, start: int, count: int) -> np.uint64:
     """Hash of the parent and a sample of the tokens: a place to look, never an identity."""
     h = np.uint64(parent) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x632BE59BD9B4E019)
     step = max(1, count // SAMPLES)
@@ -56,7 +56,7 @@ def hash_segment(parent: int, tokens: np.ndarray, start: int, count: int) -> np.
 
 
 @jit
-def same_tokens(a: Arrays, n: int, tokens: np.ndarray, start: int) -> bool:  # type: ignore[type-arg]
+def same_tokens(a: Arrays, n: int, tokens: AnyArray, start: int) -> bool:
     """Whether node ``n`` holds exactly ``tokens[start:start + ntokens[n]]`` (the caller checked the length)."""
     row = a.tokens[n]
     difference = 0
@@ -66,7 +66,7 @@ def same_tokens(a: Arrays, n: int, tokens: np.ndarray, start: int) -> bool:  # t
 
 
 @jit
-def find_child(a: Arrays, parent: int, tokens: np.ndarray, start: int) -> int:  # type: ignore[type-arg]
+def find_child(a: Arrays, parent: int, tokens: AnyArray, start: int) -> int:
     """The segment child of ``parent`` with these tokens (one whole segment from ``start``), or -1."""
     h = hash_segment(parent, tokens, start, a.tokens.shape[1])
     mask = np.uint64(len(a.table) - 1)
@@ -80,7 +80,7 @@ def find_child(a: Arrays, parent: int, tokens: np.ndarray, start: int) -> int:  
 
 
 @jit
-def find_checkpoint(a: Arrays, parent: int, tokens: np.ndarray, start: int, count: int) -> int:  # type: ignore[type-arg]
+def find_checkpoint(a: Arrays, parent: int, tokens: AnyArray, start: int, count: int) -> int:
     """The checkpoint of ``parent`` that holds exactly ``tokens[start:start + count]``, or -1."""
     n = a.node[FIRST_CHECKPOINT, parent]
     while n >= 0:
@@ -231,7 +231,7 @@ def take_node(a: Arrays) -> int:
 
 
 @jit
-def new_node(a: Arrays, parent: int, tokens: np.ndarray, start: int, count: int) -> int:  # type: ignore[type-arg]
+def new_node(a: Arrays, parent: int, tokens: AnyArray, start: int, count: int) -> int:
     """A segment (``count`` = segment length) or checkpoint below ``parent``, weight 1 for the caller; -1 when full."""
     add_weight(a, parent)  # the parent must not be recycled to make room for its child
     n = take_node(a)

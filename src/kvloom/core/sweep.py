@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from kvloom.core._jit import jit
 from kvloom.core.arrays import (
     BLOCK_TOKENS,
@@ -27,6 +25,7 @@ from kvloom.core.eviction import evict_object
 from kvloom.core.lifecycle import FREE
 from kvloom.core.prefix_index import forget_object, free_node
 from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
+from kvloom.types import AnyArray
 
 
 @jit
@@ -59,7 +58,7 @@ def forget(a: Arrays, root: int, group: int, at: int, code: int) -> int:
 
 
 @jit
-def _bytes_used(a: Arrays, slot_bytes: np.ndarray) -> int:  # type: ignore[type-arg]
+def _bytes_used(a: Arrays, slot_bytes: AnyArray) -> int:
     total = 0
     for g in range(a.group.shape[1]):
         total += a.group[USED, g] * slot_bytes[g]
@@ -67,7 +66,7 @@ def _bytes_used(a: Arrays, slot_bytes: np.ndarray) -> int:  # type: ignore[type-
 
 
 @jit
-def evict_bytes(a: Arrays, slot_bytes: np.ndarray, wanted: int) -> int:  # type: ignore[type-arg]
+def evict_bytes(a: Arrays, slot_bytes: AnyArray, wanted: int) -> int:
     """Evict the globally oldest objects until ``wanted`` bytes are free that were not; returns the bytes freed."""
     before = _bytes_used(a, slot_bytes)
     freed = 0
@@ -85,7 +84,7 @@ def evict_bytes(a: Arrays, slot_bytes: np.ndarray, wanted: int) -> int:  # type:
 
 
 @jit
-def held_bytes(a: Arrays, slot_bytes: np.ndarray) -> int:  # type: ignore[type-arg]
+def held_bytes(a: Arrays, slot_bytes: AnyArray) -> int:
     """Bytes of slots that are in use and not evictable."""
     total = 0
     for g in range(a.group.shape[1]):

@@ -15,7 +15,7 @@ from kvloom.types import Grade
 
 if TYPE_CHECKING:
     from kvloom.adapters.transformers.engine import Engine
-    from kvloom.sequence import CachedSequence
+    from kvloom.manager.sequence import CachedSequence
 
 
 class Runner:

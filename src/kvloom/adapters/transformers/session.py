@@ -13,7 +13,7 @@ from kvloom.adapters.transformers.forward import forward_chunk
 from kvloom.adapters.transformers.runner import Runner
 from kvloom.errors import InputError
 from kvloom.plan import Explanation
-from kvloom.sequence import CachedSequence
+from kvloom.manager.sequence import CachedSequence
 from kvloom.types import Grade, Int32Array
 
 

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvloom.core.arrays import HITS, RULE_SNAPSHOT, RULE_WINDOW
-from kvloom.core.block_pool import hold, release
-from kvloom.core.eviction import take_or_evict
+from kvloom.core.block_pool import hold
 from kvloom.core.page_table import (
     checkpoint_complete,
     commit_segment,
     grow,
     lease,
     mark_computed,
-    put,
     release_row,
     reserve_sealed,
     reserve_snapshots,
@@ -28,12 +26,13 @@ from kvloom.core.page_table import (
 from kvloom.core.prefix_index import add_weight, drop_weight, find_checkpoint, new_node
 from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
 from kvloom.errors import SequenceError, StaleLeaseError
+from kvloom.manager.leasing import own_checkpoint_blocks, take, take_live
+from kvloom.manager.tickets import Copy, Publication
 from kvloom.plan import CopyPlan, Explanation
-from kvloom.tickets import Copy, Publication
 from kvloom.types import AnyArray, Grade, Int32Array
 
 if TYPE_CHECKING:
-    from kvloom.manager import Manager
+    from kvloom.manager.manager import Manager
     from kvloom.verify.hit import VerifiedHit
 
 
@@ -103,8 +102,8 @@ class CachedSequence:
             worst = min(worst, int(a.grade[source]))
         replaced: list[tuple[int, int]] = []
         try:
-            copies = _take_live(manager, row, snapshots, len(prompt))
-            sealed, ready = _own_checkpoint_blocks(manager, row, hit, replaced, len(prompt))
+            copies = take_live(manager, row, snapshots, len(prompt))
+            sealed, ready = own_checkpoint_blocks(manager, row, hit, replaced, len(prompt))
         except BaseException:
             manager.release_slots(replaced)
             release_row(a, r, row)
@@ -370,7 +369,7 @@ class CachedSequence:
             for g in range(len(a.rule)):
                 for block in range(int(r.last[row, g]), int(r.last[self._row, g])):
                     source = int(slot_at(a, r, self._row, g, block))
-                    copies.append(Copy(g, source, _take(manager, row, g, block, self.length, "fork")))
+                    copies.append(Copy(g, source, take(manager, row, g, block, self.length, "fork")))
                     a.grade[copies[-1].dst] = a.grade[source]
         except BaseException:
             release_row(a, r, row)
@@ -381,57 +380,3 @@ class CachedSequence:
         child._committed, child._detached = self._committed, self._detached
         child.restore = manager.tickets.issue(copies)
         return child
-
-
-def _take(manager: Manager, row: int, g: int, block: int, tokens: int, doing: str) -> int:
-    """Take a slot for logical block ``block`` of ``row``; raises CapacityError."""
-    a, r = manager.arrays, manager.rows
-    s = int(take_or_evict(a, g))
-    if s < 0:
-        raise manager.no_room(g, tokens, doing)
-    put(a, r, row, g, block, s)
-    r.last[row, g] = max(int(r.last[row, g]), block + 1)
-    return s
-
-
-def _take_live(manager: Manager, row: int, snapshots: dict[int, int], tokens: int) -> list[Copy]:
-    """A live slot per snapshot group, filled from its snapshot or with zeros."""
-    a = manager.arrays
-    copies = []
-    for g in np.flatnonzero(a.rule == RULE_SNAPSHOT).tolist():
-        live = _take(manager, row, g, 0, tokens, "open")
-        source = snapshots.get(g, -1)
-        if source >= 0:
-            a.grade[live] = a.grade[source]
-        copies.append(Copy(g, source, live))
-    return copies
-
-
-def _own_checkpoint_blocks(
-    manager: Manager, row: int, hit: VerifiedHit, replaced: list[tuple[int, int]], tokens: int
-) -> tuple[list[Copy], list[int]]:
-    """Private copies of the blocks that a checkpoint owns, since the sequence will go on writing and publish them itself.
-
-    The shared originals, still held, are appended to ``replaced``.  Returns the copies and those that are whole blocks.
-    """
-    if hit.checkpoint < 0:
-        return [], []
-    a, r = manager.arrays, manager.rows
-    copies, ready = [], []
-    for g in np.flatnonzero(a.rule != RULE_SNAPSHOT).tolist():
-        size = int(a.block_tokens[g])
-        origin = hit.depth * manager.spec.segment_tokens // size
-        for block in range(max(origin, int(r.first[row, g])), int(r.last[row, g])):
-            shared = int(slot_at(a, r, row, g, block))
-            hold(a, g, shared)
-            replaced.append((g, shared))
-            own = int(take_or_evict(a, g))
-            if own < 0:
-                raise manager.no_room(g, tokens, "open")
-            release(a, g, shared)
-            put(a, r, row, g, block, own)
-            a.grade[own] = a.grade[shared]
-            copies.append(Copy(g, shared, own))
-            if (block + 1) * size <= hit.position:
-                ready.append(own)
-    return copies, ready

@@ -22,13 +22,13 @@ from kvloom.core.namespace import ExtraKey, encode_namespace
 from kvloom.core.page_table import Rows, allocate_rows
 from kvloom.core.prefix_index import take_node
 from kvloom.errors import CapacityError, ConfigError, InputError, SequenceError, WrongThreadError
-from kvloom.explain import explain
-from kvloom.metrics import Stats, collect_stats
+from kvloom.manager.explain import explain
+from kvloom.manager.sequence import CachedSequence
+from kvloom.manager.stats import Stats, collect_stats
+from kvloom.manager.tickets import Tickets
 from kvloom.plan import ArenaGeometry, CopyPlan, Explanation
-from kvloom.sequence import CachedSequence
 from kvloom.spec.footprint import peak_bytes, peak_slots
 from kvloom.spec.model_spec import ModelSpec
-from kvloom.tickets import Tickets
 from kvloom.types import SLOT_CLEARED, SLOT_QUARANTINED, AnyArray, Grade, Int32Array, Kind
 from kvloom.verify.abi import layout_identity
 from kvloom.verify.hit import VerifiedHit, verify
@@ -278,7 +278,8 @@ class Manager:
         self.enter()
         roots = [ns.root for ns in self._namespaces.values()]
         running = {row: seq.node for row, seq in self._running.items()}
-        check_books(self.arrays, self.rows, self.geometry, roots, running, self.tickets)
+        in_flight = (self.tickets.holds(), self.tickets.nodes())
+        check_books(self.arrays, self.rows, self.geometry, roots, running, in_flight)
 
     def running(self) -> tuple[CachedSequence, ...]:
         """The sequences that are open now."""

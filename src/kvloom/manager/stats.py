@@ -8,9 +8,9 @@ import numpy as np
 
 from kvloom.core.arrays import ALLOCS, COMMITS, EVICTIONS, HITS, MISSES, NODES_USED, UNKEPT, Arrays
 from kvloom.core.lifecycle import COMMITTED
+from kvloom.manager.tickets import Tickets
 from kvloom.plan import ArenaGeometry
 from kvloom.spec.model_spec import ModelSpec
-from kvloom.tickets import Tickets
 from kvloom.types import Kind
 
 

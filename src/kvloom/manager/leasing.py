@@ -1,0 +1,71 @@
+"""Taking the private slots that a lease needs besides the shared ones: live state, and copies of a checkpoint's blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvloom.core.arrays import RULE_SNAPSHOT
+from kvloom.core.block_pool import hold, release
+from kvloom.core.eviction import take_or_evict
+from kvloom.core.page_table import put, slot_at
+from kvloom.manager.tickets import Copy
+
+if TYPE_CHECKING:
+    from kvloom.manager.manager import Manager
+    from kvloom.verify.hit import VerifiedHit
+
+
+def take(manager: Manager, row: int, g: int, block: int, tokens: int, doing: str) -> int:
+    """Take a slot for logical block ``block`` of ``row``; raises CapacityError."""
+    a, r = manager.arrays, manager.rows
+    s = int(take_or_evict(a, g))
+    if s < 0:
+        raise manager.no_room(g, tokens, doing)
+    put(a, r, row, g, block, s)
+    r.last[row, g] = max(int(r.last[row, g]), block + 1)
+    return s
+
+
+def take_live(manager: Manager, row: int, snapshots: dict[int, int], tokens: int) -> list[Copy]:
+    """A live slot per snapshot group, filled from its snapshot or with zeros."""
+    a = manager.arrays
+    copies = []
+    for g in np.flatnonzero(a.rule == RULE_SNAPSHOT).tolist():
+        live = take(manager, row, g, 0, tokens, "open")
+        source = snapshots.get(g, -1)
+        if source >= 0:
+            a.grade[live] = a.grade[source]
+        copies.append(Copy(g, source, live))
+    return copies
+
+
+def own_checkpoint_blocks(
+    manager: Manager, row: int, hit: VerifiedHit, replaced: list[tuple[int, int]], tokens: int
+) -> tuple[list[Copy], list[int]]:
+    """Private copies of the blocks that a checkpoint owns, since the sequence will go on writing and publish them itself.
+
+    The shared originals, still held, are appended to ``replaced``.  Returns the copies and those that are whole blocks.
+    """
+    if hit.checkpoint < 0:
+        return [], []
+    a, r = manager.arrays, manager.rows
+    copies, ready = [], []
+    for g in np.flatnonzero(a.rule != RULE_SNAPSHOT).tolist():
+        size = int(a.block_tokens[g])
+        origin = hit.depth * manager.spec.segment_tokens // size
+        for block in range(max(origin, int(r.first[row, g])), int(r.last[row, g])):
+            shared = int(slot_at(a, r, row, g, block))
+            hold(a, g, shared)
+            replaced.append((g, shared))
+            own = int(take_or_evict(a, g))
+            if own < 0:
+                raise manager.no_room(g, tokens, "open")
+            release(a, g, shared)
+            put(a, r, row, g, block, own)
+            a.grade[own] = a.grade[shared]
+            copies.append(Copy(g, shared, own))
+            if (block + 1) * size <= hit.position:
+                ready.append(own)
+    return copies, ready
