@@ -122,13 +122,14 @@ def _compare_tensor(
         dead = max(0, _first_live(group, position) - (end - rows))
         first = end - rows + dead
         want, have = (t.narrow(axis, dead, rows - dead).movedim(axis, 0) for t in (want, have))
-    unequal = (_bits(want) != _bits(have)).flatten(1) if want.dim() > 1 else _bits(want) != _bits(have)
+    unequal = _bits(want) != _bits(have)
     if not bool(unequal.any()):
         return None
-    largest = float((want.double() - have.double()).abs().nan_to_num(nan=float("inf")).max())
+    off = (want.double() - have.double()).abs().nan_to_num(nan=float("inf"))
+    largest = float(off[unequal].max())
     at = position
     if not group.is_snapshot:
-        at = (first + int(unequal.any(dim=1).int().argmax())) * group.ratio
+        at = (first + int(unequal.flatten(1).any(dim=1).int().argmax())) * group.ratio
     return differs("bytes", at, int(unequal.sum()), largest)
 
 
