@@ -118,6 +118,22 @@ def _checkpoint_fault(
 
 
 @jit
+def _segment_possible(a: Arrays, n: int, position: int, floor: int, complete: AnyArray, run: AnyArray) -> bool:
+    for g in range(a.group.shape[1]):
+        if _segment_fault(a, g, n, position, floor, complete, run):
+            return False
+    return True
+
+
+@jit
+def _checkpoint_possible(a: Arrays, n: int, start: int, floor: int, complete: AnyArray, run: AnyArray) -> bool:
+    for g in range(a.group.shape[1]):
+        if _checkpoint_fault(a, g, n, start, floor, complete, run):
+            return False
+    return True
+
+
+@jit
 def best_boundary(
     a: Arrays, path: AnyArray, depth: int, tokens: AnyArray, limit: int, floor: int
 ) -> tuple[int, int, int]:
@@ -132,17 +148,9 @@ def best_boundary(
         start = k * segment
         if k > 0:
             _segment_step(a, n, floor, complete, run)
-            possible = True
-            for g in range(groups):
-                if _segment_fault(a, g, n, start, floor, complete, run):
-                    possible = False
-                    break
-            if possible:
+            if _segment_possible(a, n, start, floor, complete, run):
                 best, best_depth, best_checkpoint = start, k, -1
-        hopeless = False
-        for g in range(groups):
-            hopeless = hopeless or not complete[g]
-        if hopeless:
+        if not complete.all():
             break
         checkpoint = a.node[FIRST_CHECKPOINT, n]
         while checkpoint >= 0:
@@ -151,14 +159,9 @@ def best_boundary(
                 best < position <= limit
                 and a.node[RESIDENT, checkpoint] > 0
                 and same_tokens(a, checkpoint, tokens, start)
+                and _checkpoint_possible(a, checkpoint, start, floor, complete, run)
             ):
-                possible = True
-                for g in range(groups):
-                    if _checkpoint_fault(a, g, checkpoint, start, floor, complete, run):
-                        possible = False
-                        break
-                if possible:
-                    best, best_depth, best_checkpoint = position, k, checkpoint
+                best, best_depth, best_checkpoint = position, k, checkpoint
             checkpoint = a.node[SIBLING_NEXT, checkpoint]
     return best, best_depth, best_checkpoint
 

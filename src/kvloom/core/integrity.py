@@ -53,8 +53,10 @@ def _check_holds(
                     wrong.append(f"row {row} group {g} block {block} names a free slot")
     for _, slot in holds:
         pins[slot] += 1
-    for s in np.flatnonzero(pins != a.pins).tolist():
-        wrong.append(f"slot {s} has {a.pins[s]} holders on record, {pins[s]} in fact")
+    wrong += [
+        f"slot {s} has {a.pins[s]} holders on record, {pins[s]} in fact"
+        for s in np.flatnonzero(pins != a.pins).tolist()
+    ]
 
 
 def _check_slots(a: Arrays, geometry: ArenaGeometry, wrong: list[str]) -> None:
@@ -103,22 +105,27 @@ def _check_pages(a: Arrays, wrong: list[str]) -> None:
     if free != set(np.flatnonzero(a.page_group < 0).tolist()):
         wrong.append("free page stack is wrong")
     for g in range(len(a.rule)):
-        listed, p = set(), int(a.part_head[g])
-        while p >= 0 and p not in listed:
-            listed.add(p)
-            p = int(a.page_next[p])
-        partly = {p for p in np.flatnonzero(a.page_group == g).tolist() if a.page_used[p] < a.slots_per_page[g]}
-        if listed != partly:
-            wrong.append(f"group {g}: list of pages with free slots is wrong: {listed} against {partly}")
-        for p in listed:
-            count, s = 0, int(a.page_free[p])
-            while s >= 0 and count <= a.slots_per_page[g]:
-                count += 1
-                if a.state[s] != FREE:
-                    wrong.append(f"slot {s} is in a free list but in use")
-                s = int(a.next[s])
-            if count + a.page_used[p] != a.slots_per_page[g]:
-                wrong.append(f"page {p}: free list and use count disagree")
+        _check_free_slots(a, g, wrong)
+
+
+def _check_free_slots(a: Arrays, g: int, wrong: list[str]) -> None:
+    listed: set[int] = set()
+    p = int(a.part_head[g])
+    while p >= 0 and p not in listed:
+        listed.add(p)
+        p = int(a.page_next[p])
+    partly = {p for p in np.flatnonzero(a.page_group == g).tolist() if a.page_used[p] < a.slots_per_page[g]}
+    if listed != partly:
+        wrong.append(f"group {g}: list of pages with free slots is wrong: {listed} against {partly}")
+    for p in listed:
+        count, s = 0, int(a.page_free[p])
+        while s >= 0 and count <= a.slots_per_page[g]:
+            count += 1
+            if a.state[s] != FREE:
+                wrong.append(f"slot {s} is in a free list but in use")
+            s = int(a.next[s])
+        if count + a.page_used[p] != a.slots_per_page[g]:
+            wrong.append(f"page {p}: free list and use count disagree")
 
 
 def _check_nodes(a: Arrays, roots: Sequence[int], held: Sequence[int], wrong: list[str]) -> None:
@@ -164,15 +171,23 @@ def _check_tree(a: Arrays, nodes: Sequence[int], weight: AnyArray, wrong: list[s
             wrong.append(f"node {n}: weight {a.weight[n]} on record, {weight[n]} in fact")
         if a.parent[n] >= 0 and bool(a.is_ghost[n]) != (a.weight[n] == 0):
             wrong.append(f"node {n}: ghost mark is wrong")
-        linked = set()
-        for head in (int(a.first_child[n]), int(a.first_checkpoint[n])):
-            while head >= 0 and head not in linked:
-                linked.add(head)
-                head = int(a.sibling_next[head])
+        linked = _siblings(a, int(a.first_child[n])) | _siblings(a, int(a.first_checkpoint[n]))
         if linked != children.get(n, set()):
             wrong.append(f"node {n}: child lists are wrong")
         if a.ntokens[n] == segment and find_child(a, int(a.parent[n]), a.tokens[n], 0) != n:
             wrong.append(f"node {n} is not found by its own tokens")
+    _check_ghosts(a, nodes, wrong)
+
+
+def _siblings(a: Arrays, head: int) -> set[int]:
+    linked: set[int] = set()
+    while head >= 0 and head not in linked:
+        linked.add(head)
+        head = int(a.sibling_next[head])
+    return linked
+
+
+def _check_ghosts(a: Arrays, nodes: Sequence[int], wrong: list[str]) -> None:
     ghosts: list[int] = []
     n = int(a.scalars[GHOST_HEAD])
     while n >= 0 and len(ghosts) <= len(nodes):

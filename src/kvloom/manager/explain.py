@@ -14,7 +14,7 @@ from kvloom.types import REASON_OF_COLUMN, Grade, Int32Array, Reason
 def explain(
     spec: ModelSpec, arrays: Arrays, path: Int32Array, depth: int, prompt: Int32Array, reused: int, floor: Grade
 ) -> Explanation:
-    """Explain the hit of ``reused`` tokens on ``path`` (``depth`` known segments); its grade is filled in by the lease."""
+    """Explain the hit of ``reused`` tokens on ``path`` (``depth`` known segments); the lease fills in its grade."""
     limit = len(prompt) - 1
     if reused == limit:
         return Explanation(reused, None, len(prompt), reused, (Limit(Reason.LAST_TOKEN, limit),))

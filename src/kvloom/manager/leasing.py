@@ -1,4 +1,4 @@
-"""Taking the private slots that a lease needs besides the shared ones: live state, and copies of a checkpoint's blocks."""
+"""The private slots that a lease needs besides the shared ones: live state, and copies of a checkpoint's blocks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def take_live(manager: Manager, row: int, snapshots: dict[int, int], tokens: int
 def own_checkpoint_blocks(
     manager: Manager, row: int, hit: VerifiedHit, replaced: list[tuple[int, int]], tokens: int
 ) -> tuple[list[Copy], list[int]]:
-    """Private copies of the blocks that a checkpoint owns, since the sequence will go on writing and publish them itself.
+    """Private copies of the blocks that a checkpoint owns: the sequence goes on writing and publishes them itself.
 
     The shared originals, still held, are appended to ``replaced``.  Returns the copies and those that are whole blocks.
     """

@@ -226,8 +226,8 @@ class Manager:
         needed = self.peak_bytes(tokens)
         in_use = self.in_use()
         return CapacityError(
-            f"no room to {doing}: group {self.spec.groups[group].name!r} has no free slot and {in_use} of {self.cap} bytes "
-            f"are held by {len(self._running)} running sequences; {tokens} tokens need {needed} bytes; close a "
+            f"no room to {doing}: group {self.spec.groups[group].name!r} has no free slot and {in_use} of {self.cap} "
+            f"bytes are held by {len(self._running)} running sequences; {tokens} tokens need {needed} bytes; close a "
             "sequence or make the device tier larger",
             needed=needed,
             cap=self.cap,
@@ -236,7 +236,7 @@ class Manager:
         )
 
     def evict(self, n_bytes: int) -> int:
-        """Evict least recently used objects until ``n_bytes`` bytes are freed or nothing can go; returns the bytes freed."""
+        """Evict least recently used objects until ``n_bytes`` are freed or nothing can go; returns the bytes freed."""
         self.enter()
         return int(sweep.evict_bytes(self.arrays, self.geometry.slot_bytes, n_bytes))
 
@@ -314,8 +314,8 @@ class Manager:
             )
         if self.spec.max_positions and already + array.size > self.spec.max_positions:
             raise InputError(
-                f"{already + array.size} tokens are more than the {self.spec.max_positions} positions of {self.spec.name}; "
-                "shorten the prompt"
+                f"{already + array.size} tokens are more than the {self.spec.max_positions} positions of "
+                f"{self.spec.name}; shorten the prompt"
             )
         return np.ascontiguousarray(array, dtype=np.int32)
 
@@ -329,7 +329,8 @@ class Manager:
             root = int(take_node(self.arrays))
         if root < 0:
             raise CapacityError(
-                f"the prefix index is full ({len(self.arrays.parent)} nodes, all in use); make the manager with more max_nodes",
+                f"the prefix index is full ({len(self.arrays.parent)} nodes, all in use); "
+                "make the manager with more max_nodes",
                 needed=0,
                 cap=self.cap,
                 in_use=self.in_use(),

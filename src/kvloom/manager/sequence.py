@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvloom.core.arrays import HITS, RULE_SNAPSHOT, RULE_WINDOW
+from kvloom.core.arrays import HITS, RULE_SNAPSHOT, RULE_WINDOW, Arrays
 from kvloom.core.block_pool import hold
 from kvloom.core.page_table import (
+    Rows,
     checkpoint_complete,
     commit_segment,
     grow,
@@ -27,6 +28,7 @@ from kvloom.core.prefix_index import add_weight, drop_weight, find_checkpoint, n
 from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
 from kvloom.errors import SequenceError, StaleLeaseError
 from kvloom.manager.leasing import own_checkpoint_blocks, take, take_live
+from kvloom.manager.ranges import TokenRange, token_ranges
 from kvloom.manager.tickets import Copy, Publication
 from kvloom.plan import CopyPlan, Explanation
 from kvloom.types import AnyArray, Grade, Int32Array
@@ -50,6 +52,7 @@ class CachedSequence:
         restore: copies to run before the first append.
         explanation: what the lookup found and what stopped it.
         node: deepest index node this sequence has published or reused.
+        row: its row of the block tables.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class CachedSequence:
         explanation: Explanation,
     ) -> None:
         self._manager = manager
-        self._row = row
+        self.row = row
         self._tokens = np.empty(max(256, 2 * len(tokens)), dtype=np.int32)
         self._tokens[: len(tokens)] = tokens
         self._pending = 0
@@ -137,7 +140,7 @@ class CachedSequence:
             raise SequenceError("the last append was neither committed nor rolled back")
         ids = manager.checked_tokens(token_ids, self.length)
         manager.tick()
-        full = int(grow(manager.arrays, manager.rows, self._row, self.length, len(ids)))
+        full = int(grow(manager.arrays, manager.rows, self.row, self.length, len(ids)))
         if full >= 0:
             raise manager.no_room(full, self.length + len(ids), f"append {len(ids)} tokens after {self.length}")
         self._remember(ids)
@@ -160,7 +163,7 @@ class CachedSequence:
         effective = min(grade, self.grade, Grade.CANONICAL if whole else Grade.FAITHFUL)
         a, r = manager.arrays, manager.rows
         manager.tick()
-        mark_computed(a, r, self._row, self.length, self._pending, int(effective))
+        mark_computed(a, r, self.row, self.length, self._pending, int(effective))
         self.length += self._pending
         self.grade = Grade(effective)
         self._pending = 0
@@ -170,7 +173,7 @@ class CachedSequence:
             plan = self._snapshot(self.node, asked=False)
         for g in range(len(a.rule)):
             if a.rule[g] == RULE_WINDOW:
-                shrink(a, r, self._row, g, int(first_block_needed(a, g, self.length)), int(r.last[self._row, g]))
+                shrink(a, r, self.row, g, int(first_block_needed(a, g, self.length)), int(r.last[self.row, g]))
         return plan
 
     def rollback(self) -> None:
@@ -188,8 +191,8 @@ class CachedSequence:
             if a.rule[g] == RULE_SNAPSHOT:
                 self._broken = True
             else:
-                first = int(r.first[self._row, g])
-                shrink(a, r, self._row, g, first, max(first, int(blocks_at(a, g, self.length))))
+                first = int(r.first[self.row, g])
+                shrink(a, r, self.row, g, first, max(first, int(blocks_at(a, g, self.length))))
 
     def checkpoint(self) -> CopyPlan:
         """Keep the exact present end resumable: sealed copies of part-filled blocks, and snapshots.
@@ -227,29 +230,37 @@ class CachedSequence:
         manager.enter()
         manager.tick()
         self._closed = True
-        release_row(manager.arrays, manager.rows, self._row)
+        release_row(manager.arrays, manager.rows, self.row)
         drop_weight(manager.arrays, self.node)
-        manager.retire(self._row)
+        manager.retire(self.row)
 
     # ---------------------------------------------------------------- reading
 
     def block_table(self, group: int) -> Int32Array:
         """int32 view of the row: entry ``i % len`` is the slot of logical block ``i``.  Address stable for life."""
         r = self._usable().rows
-        table: Int32Array = r.table[self._row, r.offset[group] : r.offset[group] + r.width[group]]
+        table: Int32Array = r.table[self.row, r.offset[group] : r.offset[group] + r.width[group]]
         return table
 
     def first_block(self, group: int) -> int:
         """First logical block still held (0 except for windows)."""
-        return int(self._usable().rows.first[self._row, group])
+        return int(self._usable().rows.first[self.row, group])
 
     def num_blocks(self, group: int) -> int:
         """One past the last logical block reserved."""
-        return int(self._usable().rows.last[self._row, group])
+        return int(self._usable().rows.last[self.row, group])
 
     def live_slot(self, group: int) -> int:
         """The slot that the engine updates in place (snapshot groups)."""
         return int(self.block_table(group)[0])
+
+    def ranges(self) -> tuple[TokenRange, ...]:
+        """Form, grade and life-cycle state of every token range that this sequence holds, per group."""
+        return token_ranges(self, self._usable().spec.groups)
+
+    def books(self) -> tuple[Arrays, Rows]:
+        """The core's arrays and rows, to read only."""
+        return self._manager.arrays, self._manager.rows
 
     @property
     def tokens(self) -> Int32Array:
@@ -269,7 +280,7 @@ class CachedSequence:
     def check(self) -> None:
         """Raise StaleLeaseError if a slot this sequence holds was freed or reused since it took it."""
         manager = self._usable()
-        g = int(stale(manager.arrays, manager.rows, self._row))
+        g = int(stale(manager.arrays, manager.rows, self.row))
         if g >= 0:
             raise StaleLeaseError(
                 f"a slot of group {manager.spec.groups[g].name!r} changed its generation under this sequence; "
@@ -301,7 +312,7 @@ class CachedSequence:
         segment = manager.spec.segment_tokens
         while not self._detached and (self._committed + 1) * segment <= self.length:
             start = self._committed * segment
-            node = int(commit_segment(manager.arrays, manager.rows, self._row, self.node, self._tokens, start))
+            node = int(commit_segment(manager.arrays, manager.rows, self.row, self.node, self._tokens, start))
             if node < 0:
                 self._detached = True
                 break
@@ -314,12 +325,12 @@ class CachedSequence:
         manager = self._manager
         a = manager.arrays
         out = np.empty(len(a.rule), dtype=np.int64)
-        arguments = (a, manager.rows, self._row, node, self.length, asked, int(self.grade), out)
+        arguments = (a, manager.rows, self.row, node, self.length, asked, int(self.grade), out)
         if int(reserve_snapshots(*arguments)) >= 0:
             return None
         copies, publish = [], []
         for g in np.flatnonzero(out >= 0).tolist():
-            live = int(slot_at(a, manager.rows, self._row, g, 0))
+            live = int(slot_at(a, manager.rows, self.row, g, 0))
             copies.append(Copy(g, live, int(out[g])))
             publish.append(Publication(node, int(a.col_base[g]), g, int(out[g])))
         return copies, publish
@@ -345,7 +356,7 @@ class CachedSequence:
             if node < 0:
                 return CopyPlan(ticket=0)
         sealed = np.empty((a.columns.shape[1], 4), dtype=np.int64)
-        blocks = int(reserve_sealed(a, r, self._row, start, self.length, sealed))
+        blocks = int(reserve_sealed(a, r, self.row, start, self.length, sealed))
         snapshots = self._reserved_snapshots(node, asked=True) if blocks >= 0 else None
         if snapshots is None:
             manager.release_slots([(g, s) for g, _, _, s in sealed[: max(blocks, 0)].tolist()])
@@ -363,12 +374,12 @@ class CachedSequence:
     def _fork_into(self, row: int) -> CachedSequence:
         manager = self._manager
         a, r = manager.arrays, manager.rows
-        share_row(a, r, self._row, row, self.length)
+        share_row(a, r, self.row, row, self.length)
         try:
             copies = []
             for g in range(len(a.rule)):
-                for block in range(int(r.last[row, g]), int(r.last[self._row, g])):
-                    source = int(slot_at(a, r, self._row, g, block))
+                for block in range(int(r.last[row, g]), int(r.last[self.row, g])):
+                    source = int(slot_at(a, r, self.row, g, block))
                     copies.append(Copy(g, source, take(manager, row, g, block, self.length, "fork")))
                     a.grade[copies[-1].dst] = a.grade[source]
         except BaseException:
