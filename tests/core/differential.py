@@ -1,0 +1,326 @@
+"""One integer seed -> one long random life of a manager, lived twice: by the core and by the reference.
+
+After every step the two must agree on everything: results, errors, slots, pages, eviction order, the index
+with its ghosts, block tables, plans, explanations and counters.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvloom.config import Device
+from kvloom.errors import CapacityError, SequenceError
+from kvloom.manager import CachedSequence, Manager
+from kvloom.plan import CopyPlan
+from kvloom.spec.model_spec import ModelSpec
+from kvloom.types import Grade, Kind
+from tests.core import compare, specs
+from tests.core.reference.manager import RefManager, Ticket
+from tests.core.reference.sequence import RefSequence
+
+SALTS = (b"", b"tenant", b"other")
+EXTRA_KEYS: tuple[tuple[tuple[str, str | bytes | int], ...], ...] = ((), (), (("lora", "tenant"),), (("lora", b"tenant"),))
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class World:
+    """A model on an arena of one size, perhaps with few index places and few rows."""
+
+    spec: ModelSpec
+    arena: int
+    max_sequences: int = 6
+    max_nodes: int | None = None
+    alphabet: int = 2
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.spec.name}, {self.arena // KIB} KiB, {self.max_nodes or 'default'} nodes"
+
+
+WORLDS = (
+    World(specs.FULL, 20 * KIB),
+    World(specs.FULL, 64 * KIB, max_nodes=14),
+    World(specs.FULL_WINDOW, 24 * KIB),
+    World(specs.FULL_WINDOW, 80 * KIB, max_nodes=20),
+    World(specs.THREE_SEGMENTS, 40 * KIB),
+    World(specs.THREE_SEGMENTS, 160 * KIB, max_nodes=24),
+    World(specs.V4, 72 * KIB, max_nodes=40),
+    World(specs.V4, 200 * KIB, max_nodes=12),
+    World(specs.RECURRENT, 40 * KIB),
+    World(specs.RECURRENT, 96 * KIB, max_nodes=24),
+    World(specs.STATE_ONLY, 24 * KIB, max_nodes=30),
+    World(specs.STATE_ONLY, 80 * KIB),
+    World(specs.TINY, 20 * KIB, max_nodes=30, alphabet=3),
+    World(specs.TINY, 72 * KIB, alphabet=3),
+    World(specs.LARGE_LCM, 40 * KIB),
+    World(specs.LARGE_LCM, 112 * KIB, max_nodes=24),
+    World(specs.CHUNKS_ONLY, 20 * KIB, max_nodes=20),
+    World(specs.CHUNKS_ONLY, 72 * KIB),
+)
+
+
+@dataclass
+class Running:
+    """One sequence in both worlds."""
+
+    fast: CachedSequence
+    ref: RefSequence
+
+
+class Different(AssertionError):
+    """The core and the reference disagree."""
+
+
+class Life:
+    """Both managers, and the random operations on them."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        self.world = world
+        self.random = random.Random(seed)
+        self.seed = seed
+        self.fast = Manager(
+            world.spec, [Device(world.arena)], max_sequences=world.max_sequences, max_nodes=world.max_nodes
+        )
+        if world.max_nodes is None:
+            self.fast = Manager(world.spec, [Device(world.arena)], max_sequences=world.max_sequences, max_nodes=200)
+        self.ref = RefManager.beside(self.fast, world.max_sequences)
+        self.sequences: list[Running] = []
+        self.closed: list[Running] = []
+        self.plans: list[CopyPlan] = []
+        self.stale_plans: list[CopyPlan] = []
+        self.prompts: list[list[int]] = [[]]
+        self.log: list[str] = []
+        self.errors = 0
+        self.reused = 0
+        most = min(int(n) * g.block_tokens for n, g in zip(self.fast.geometry.num_slots, world.spec.groups) if g.block_tokens) \
+            if any(g.block_tokens for g in world.spec.groups) else 40
+        self.longest = max(3 * world.spec.segment_tokens, min(most + 2, 8 * world.spec.segment_tokens + 3))
+
+    # ---------------------------------------------------------------- running both
+
+    def run(self, steps: int) -> None:
+        """Take ``steps`` random steps, comparing after each."""
+        for _ in range(steps):
+            self.step()
+
+    def step(self) -> None:
+        """One random operation on both, and the comparison."""
+        operations, weights = zip(*self._menu(), strict=True)
+        operation = self.random.choices(operations, weights)[0]
+        operation()
+        self._compare()
+
+    def _menu(self) -> list[tuple[Callable[[], None], int]]:
+        menu: list[tuple[Callable[[], None], int]] = [
+            (self._open, 8 if len(self.sequences) < self.world.max_sequences else 1),
+            (self._clear, 1 if self.random.random() < 0.2 else 0),
+            (self._drop, 1),
+            (self._evict, 1),
+            (self._stale_plan, 1),
+        ]
+        if self.plans:
+            menu.append((self._plan, 12))
+        if self.sequences:
+            menu += [(self._go_on, 40), (self._checkpoint, 5), (self._fork, 3), (self._close, 5)]
+        if self.closed:
+            menu.append((self._after_close, 1))
+        return menu
+
+    def _both(self, what: str, fast: Callable[[], Any], ref: Callable[[], Any]) -> tuple[Any, Any] | None:
+        """Run one operation in both worlds; None when both raised the same error."""
+        self.log.append(what)
+        results: list[Any] = []
+        errors: list[Any] = []
+        for act in (fast, ref):
+            try:
+                results.append(act())
+                errors.append(None)
+            except CapacityError as e:
+                results.append(None)
+                errors.append((CapacityError, e.needed, e.cap, e.in_use, e.never_fits))
+            except SequenceError:
+                results.append(None)
+                errors.append((SequenceError,))
+        if errors[0] != errors[1]:
+            self._fail([f"error:\n    core      {errors[0]}\n    reference {errors[1]}"])
+        if errors[0] is not None:
+            self.errors += 1
+            return None
+        return results[0], results[1]
+
+    def _compare(self) -> None:
+        try:
+            self.fast.check_integrity()
+        except Exception as e:
+            self._fail([repr(e)])
+        wrong = compare.differences(compare.fast_state(self.fast), compare.reference_state(self.ref))
+        for number, s in enumerate(self.sequences):
+            fast, ref = compare.fast_sequence(self.fast, s.fast), compare.reference_sequence(self.ref, s.ref)
+            wrong += [f"sequence {number} {line}" for line in compare.differences(fast, ref)]
+        if wrong:
+            self._fail(wrong)
+
+    def _fail(self, wrong: list[str]) -> None:
+        tail = "\n  ".join(self.log[-12:])
+        raise Different(
+            f"{self.world.name}, seed {self.seed}, step {len(self.log)}\n  {tail}\n" + "\n".join(wrong)
+        )
+
+    def _took_plan(self, what: str, fast: CopyPlan, ref: Ticket | None) -> None:
+        one, other = compare.fast_plan(fast), compare.reference_plan(ref)
+        if one != other:
+            self._fail([f"plan of {what}:\n    core      {one}\n    reference {other}"])
+        if fast.ticket:
+            self.plans.append(fast)
+
+    # ---------------------------------------------------------------- operations
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self.random.randrange(self.world.alphabet) for _ in range(count)]
+
+    def _prompt(self) -> list[int]:
+        """Often a continuation of something known: a whole earlier sequence, or one that leaves it somewhere."""
+        known = self.random.choice(self.prompts)
+        cut = len(known) if self.random.random() < 0.6 else self.random.randint(0, len(known))
+        more = self.random.choice([0, 1, 1, 2, self.random.randrange(1, 2 * self.world.spec.segment_tokens + 2)])
+        prompt = known[:cut] + self._tokens(more)
+        return prompt[: self.longest] or self._tokens(1)
+
+    def _open(self) -> None:
+        prompt = self._prompt()
+        salt = self.random.choices(SALTS, (6, 2, 1))[0]
+        extra = self.random.choice(EXTRA_KEYS) if self.random.random() < 0.3 else ()
+        floor = self.random.choices(list(Grade), (1, 4, 2))[0]
+        made = self._both(
+            f"open {prompt} {salt!r} {extra} {floor.name}",
+            lambda: self.fast.open(np.array(prompt, dtype=np.int32), salt=salt, extra_keys=extra, floor=floor),
+            lambda: self.ref.open(prompt, salt, extra, floor),
+        )
+        if made is None:
+            return
+        running = Running(*made)
+        self.sequences.append(running)
+        self.reused += running.fast.reused
+        restore = self.ref.tickets.get(running.ref.restore)
+        self._took_plan("open", running.fast.restore, restore)
+        self.prompts.append(prompt)
+        if len(self.prompts) > 12:
+            self.prompts.pop(self.random.randrange(len(self.prompts)))
+
+    def _pick(self) -> tuple[int, Running]:
+        at = self.random.randrange(len(self.sequences))
+        return at, self.sequences[at]
+
+    def _go_on(self) -> None:
+        """The next thing an engine would do with one of the sequences."""
+        at, s = self._pick()
+        waiting = [p for p in self.plans if p.ticket == s.fast.restore.ticket]
+        if waiting and self.random.random() < 0.9:
+            self._finish(waiting[0], executed=self.random.random() < 0.95)
+        elif s.ref.pending:
+            self._commit_or_roll_back(at, s)
+        else:
+            self._append(at, s)
+
+    def _append(self, at: int, s: Running) -> None:
+        segment = self.world.spec.segment_tokens
+        to_boundary = segment - s.ref.length % segment
+        count = self.random.choice([1, 1, 2, to_boundary, segment, segment, 2 * segment, 3 * segment + 1])
+        if s.ref.length + count > self.longest and self.random.random() < 0.9:
+            count = 1
+        top = self.world.spec.max_positions
+        if top and s.ref.length + count > top:
+            return
+        known = [p for p in self.prompts if p[: s.ref.length] == s.ref.tokens[: s.ref.length]]
+        ids = self._tokens(count)
+        if known and self.random.random() < 0.5:
+            ahead = self.random.choice(known)[s.ref.length : s.ref.length + count]
+            ids = ahead + ids[len(ahead) :]
+        self._both(f"append {at} {ids}", lambda: s.fast.append(np.array(ids, dtype=np.int32)), lambda: s.ref.append(ids))
+
+    def _commit_or_roll_back(self, at: int, s: Running) -> None:
+        if self.random.random() < 0.08:
+            self._both(f"rollback {at}", s.fast.rollback, s.ref.rollback)
+            return
+        grade = self.random.choices(list(Grade), (1, 2, 10))[0]
+        plans = self._both(f"commit {at} {grade.name}", lambda: s.fast.commit(grade), lambda: s.ref.commit(grade))
+        if plans is not None:
+            self._took_plan("commit", *plans)
+            self.prompts.append(list(s.ref.tokens))
+            self.prompts = self.prompts[-12:]
+
+    def _checkpoint(self) -> None:
+        at, s = self._pick()
+        plans = self._both(f"checkpoint {at}", s.fast.checkpoint, s.ref.checkpoint)
+        if plans is not None:
+            self._took_plan("checkpoint", *plans)
+
+    def _fork(self) -> None:
+        at, s = self._pick()
+        made = self._both(f"fork {at}", s.fast.fork, s.ref.fork)
+        if made is not None:
+            (child, plan), ref = made
+            self.sequences.append(Running(child, ref))
+            self._took_plan("fork", plan, self.ref.tickets.get(ref.restore))
+
+    def _close(self) -> None:
+        at, s = self._pick()
+        self._both(f"close {at}", s.fast.close, s.ref.close)
+        self.closed = [*self.closed[-3:], self.sequences.pop(at)]
+
+    def _after_close(self) -> None:
+        s = self.random.choice(self.closed)
+        self._both("close again", s.fast.close, s.ref.close)
+        self._both("append after close", lambda: s.fast.append(np.zeros(1, dtype=np.int32)), lambda: s.ref.append([0]))
+
+    def _plan(self) -> None:
+        plan = self.plans[0] if self.random.random() < 0.6 else self.random.choice(self.plans)
+        self._finish(plan, executed=self.random.random() < 0.92)
+
+    def _finish(self, plan: CopyPlan, *, executed: bool) -> None:
+        self.plans = [p for p in self.plans if p.ticket != plan.ticket]
+        self.stale_plans = [*self.stale_plans[-3:], plan]
+        fast = self.fast.complete if executed else self.fast.abandon
+        self._both(
+            f"{'complete' if executed else 'abandon'} {plan.ticket}",
+            lambda: fast(plan),
+            lambda: self.ref.finish(plan.ticket, executed=executed),
+        )
+
+    def _stale_plan(self) -> None:
+        plan = self.random.choice([*self.stale_plans, CopyPlan(ticket=0), CopyPlan(ticket=10**6)])
+        self._finish(plan, executed=self.random.random() < 0.5)
+
+    def _evict(self) -> None:
+        smallest = min(g.slot_bytes for g in self.world.spec.groups)
+        amount = self.random.choice([0, 1, smallest, 5 * smallest, 20 * smallest])
+        self._same(f"evict {amount}", lambda: self.fast.evict(amount), lambda: self.ref.evict(amount))
+
+    def _clear(self) -> None:
+        salt = self.random.choice([None, *SALTS])
+        self._same(f"clear {salt!r}", lambda: self.fast.clear(salt), lambda: self.ref.clear(salt))
+
+    def _drop(self) -> None:
+        group = self.random.choice(self.world.spec.groups)
+        what: Kind | str = self.random.choice([group.name, group.kind])
+        segment = self.world.spec.segment_tokens
+        positions: Sequence[int | None] = [None, 0, segment, group.block_tokens, 2 * segment, 3 * segment + 1]
+        position = self.random.choice(positions[1:]) if self.random.random() < 0.8 else None
+        bad = self.random.random() < 0.5
+        self._same(
+            f"drop {what!r} {position} quarantine={bad}",
+            lambda: self.fast.drop(what, position, quarantine=bad),
+            lambda: self.ref.drop(what, position, quarantine=bad),
+        )
+
+    def _same(self, what: str, fast: Callable[[], int], ref: Callable[[], int]) -> None:
+        values = self._both(what, fast, ref)
+        if values is not None and values[0] != values[1]:
+            self._fail([f"{what}: core {values[0]}, reference {values[1]}"])

@@ -1,0 +1,126 @@
+"""The prefix index: a plain tree of nodes that are compared by their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tests.core.reference.arena import Slot
+
+Place = tuple[int, int]
+"""(group, block of the group within the segment); snapshots have block 0."""
+
+
+class Node:
+    """A root, a segment or a checkpoint.  ``columns`` holds slots, or the code that says why there is none."""
+
+    def __init__(self, number: int, parent: Node | None, tokens: tuple[int, ...], segment: int, places: list[Place]):
+        self.number = number
+        self.parent = parent
+        self.tokens = tokens
+        self.is_segment = len(tokens) == segment
+        self.columns: dict[Place, Slot | int] = dict.fromkeys(places, -1)
+        self.children: list[Node] = []
+        self.checkpoints: list[Node] = []
+        self.holders = 0
+
+    @property
+    def start(self) -> int:
+        """Tokens before this node."""
+        return 0 if self.parent is None else self.parent.end
+
+    @property
+    def end(self) -> int:
+        """Tokens up to the end of this node."""
+        return self.start + len(self.tokens)
+
+    @property
+    def path(self) -> list[Node]:
+        """The nodes from the root to this one."""
+        return [self] if self.parent is None else [*self.parent.path, self]
+
+    @property
+    def objects(self) -> list[Slot]:
+        """The cached objects that this node names."""
+        return [slot for slot in self.columns.values() if isinstance(slot, Slot)]
+
+    @property
+    def weight(self) -> int:
+        """Why this node must stay: objects, holders, and whatever lives below."""
+        below = [n for n in self.children + self.checkpoints if n.weight]
+        return len(self.objects) + self.holders + len(below)
+
+    def below(self) -> Iterator[Node]:
+        """Everything below, then the node: children first, then its checkpoints."""
+        for child in self.children:
+            yield from child.below()
+        for checkpoint in self.checkpoints:
+            yield from checkpoint.below()
+        yield self
+
+    def child(self, tokens: Sequence[int]) -> Node | None:
+        """The child or checkpoint with exactly these tokens."""
+        wanted = tuple(tokens)
+        return next((n for n in self.children + self.checkpoints if n.tokens == wanted), None)
+
+
+class Index:
+    """All namespaces.  Dead nodes (weight 0) stay as ghosts, which explain misses, until their place is needed."""
+
+    def __init__(self, places: int, segment: int, columns: list[Place]) -> None:
+        self.segment = segment
+        self._columns = columns
+        self.roots: list[Node] = []
+        self.ghosts: list[Node] = []
+        self.free = list(reversed(range(places)))
+
+    def settle(self) -> None:
+        """Recompute who is a ghost; the newly dead join the end of the line, children before parents."""
+        alive: set[Node] = set()
+        dead: list[Node] = []
+        for node in self.all_nodes():
+            if node.holders or node.objects or not alive.isdisjoint(node.children + node.checkpoints):
+                alive.add(node)
+            elif node.parent and node not in self.ghosts:
+                dead.append(node)
+        self.ghosts = [n for n in self.ghosts if n not in alive] + dead
+
+    def place(self) -> int | None:
+        """A free place; the oldest ghost makes room when there is none."""
+        if not self.free and self.ghosts:
+            ghost = self.ghosts.pop(0)
+            assert ghost.parent is not None
+            assert not ghost.children + ghost.checkpoints, "a ghost goes before its parent"
+            siblings = ghost.parent.children if ghost.is_segment else ghost.parent.checkpoints
+            siblings.remove(ghost)
+            self.free.append(ghost.number)
+        return self.free.pop() if self.free else None
+
+    def new_root(self) -> Node | None:
+        """The root of another namespace."""
+        number = self.place()
+        if number is None:
+            return None
+        self.roots.append(Node(number, None, (), self.segment, self._columns))
+        return self.roots[-1]
+
+    def drop_empty_roots(self) -> list[Node]:
+        """Forget the namespaces that nothing hangs on."""
+        gone = [r for r in self.roots if r.weight == 0 and not r.children and not r.checkpoints]
+        for root in gone:
+            self.roots.remove(root)
+            self.free.append(root.number)
+        return gone
+
+    def new_node(self, parent: Node, tokens: Sequence[int]) -> Node | None:
+        """A child of ``parent`` with one holder, the caller; ``parent`` must be held."""
+        number = self.place()
+        if number is None:
+            return None
+        node = Node(number, parent, tuple(tokens), self.segment, self._columns)
+        node.holders = 1
+        (parent.children if node.is_segment else parent.checkpoints).insert(0, node)
+        return node
+
+    def all_nodes(self) -> list[Node]:
+        """Every node there is."""
+        return [n for root in self.roots for n in root.below()]
