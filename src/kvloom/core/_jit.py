@@ -1,8 +1,16 @@
-"""A typed door to Numba: every compiled function of the core goes through ``jit``."""
+"""A typed door to Numba: every compiled function of the core goes through ``jit``.
+
+Numba's disk cache looks only at the file that a function is written in, but machine code contains what was inlined
+from other files too.  So the stamp of every cached function covers the sources of the whole core: after an upgrade
+or an edit nothing stale is ever loaded.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable
+from importlib import resources
 from typing import Any, TypeVar, cast
 
 import numba
@@ -10,6 +18,25 @@ import numba
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+@functools.cache
+def _sources_stamp() -> bytes:
+    """Digest of every source file that compiled code may contain: the core, and the constants of ``kvloom.types``."""
+    digest = hashlib.blake2b(digest_size=32)
+    core = resources.files("kvloom.core")
+    constants = (resources.files("kvloom") / "types.py", resources.files("kvloom.kinds") / "cache_state.py")
+    files = [*core.iterdir(), *constants]
+    for file in sorted(files, key=lambda f: f.name):
+        if file.name.endswith(".py"):
+            digest.update(file.name.encode() + b"\0" + hashlib.blake2b(file.read_bytes()).digest())
+    return digest.digest()
+
+
 def jit(function: F) -> F:
     """Compile in nopython mode, cached on disk, with the GIL released."""
-    return cast("F", numba.njit(cache=True, nogil=True)(function))
+    compiled = numba.njit(cache=True, nogil=True)(function)
+    stamped: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    if hasattr(stamped, "_source_stamp"):
+        stamped._source_stamp = (stamped._source_stamp, _sources_stamp())
+    else:  # another Numba keeps it elsewhere: rather compile every time than run stale code
+        compiled = numba.njit(nogil=True)(function)
+    return cast("F", compiled)
