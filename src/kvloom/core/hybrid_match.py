@@ -7,7 +7,6 @@ says what was missing further down.
 
 from __future__ import annotations
 
-import numpy as np
 
 from kvloom.core._jit import jit
 from kvloom.core.arrays import (
@@ -71,7 +70,7 @@ def _segment_step(a: Arrays, n: int, floor: int, complete: AnyArray, run: AnyArr
         if a.group[RULE, g] == RULE_PREFIX:
             for c in range(first, last):
                 if complete[g] and fault(a, n, c, g, floor) != 0:
-                    complete[g] = False
+                    complete[g] = 0
         elif a.group[RULE, g] == RULE_WINDOW:
             for c in range(first, last):
                 if fault(a, n, c, g, floor) != 0:
@@ -134,14 +133,26 @@ def _checkpoint_possible(a: Arrays, n: int, start: int, floor: int, complete: An
 
 
 @jit
+def _any_hope(complete: AnyArray) -> bool:
+    """False once a prefix-AND failed: no deeper boundary can be resumed."""
+    for g in range(len(complete)):
+        if complete[g] == 0:
+            return False
+    return True
+
+
+@jit
 def best_boundary(
-    a: Arrays, path: AnyArray, depth: int, tokens: AnyArray, limit: int, floor: int
+    a: Arrays, path: AnyArray, depth: int, tokens: AnyArray, limit: int, floor: int, scratch: AnyArray
 ) -> tuple[int, int, int]:
-    """The best boundary on ``path`` up to ``limit``: (position, segments before it, checkpoint node or -1)."""
-    groups = a.group.shape[1]
+    """The best boundary on ``path`` up to ``limit``: (position, segments before it, checkpoint node or -1).
+
+    ``scratch``: int64 [2, groups], overwritten.
+    """
     segment = a.tokens.shape[1]
-    complete = np.ones(groups, dtype=np.bool_)
-    run = np.zeros(groups, dtype=np.int64)
+    complete, run = scratch[0], scratch[1]
+    complete[:] = 1
+    run[:] = 0
     best, best_depth, best_checkpoint = 0, 0, -1
     for k in range(depth + 1):
         n = path[k]
@@ -150,7 +161,7 @@ def best_boundary(
             _segment_step(a, n, floor, complete, run)
             if _segment_possible(a, n, start, floor, complete, run):
                 best, best_depth, best_checkpoint = start, k, -1
-        if not complete.all():
+        if not _any_hope(complete):
             break
         checkpoint = a.node[FIRST_CHECKPOINT, n]
         while checkpoint >= 0:

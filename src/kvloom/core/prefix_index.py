@@ -243,7 +243,8 @@ def new_node(a: Arrays, parent: int, tokens: AnyArray, start: int, count: int) -
     a.node[ROOT, n] = a.node[ROOT, parent]
     a.node[DEPTH, n] = a.node[DEPTH, parent] + (1 if is_segment else 0)
     a.node[NTOKENS, n] = count
-    a.tokens[n, :count] = tokens[start : start + count]
+    for i in range(count):
+        a.tokens[n, i] = tokens[start + i]
     head = a.node[FIRST_CHILD, parent] if is_segment else a.node[FIRST_CHECKPOINT, parent]
     a.node[SIBLING_PREV, n] = -1
     a.node[SIBLING_NEXT, n] = head

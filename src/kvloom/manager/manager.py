@@ -29,7 +29,7 @@ from kvloom.manager.tickets import Tickets
 from kvloom.plan import ArenaGeometry, CopyPlan, Explanation
 from kvloom.spec.footprint import peak_bytes, peak_slots
 from kvloom.spec.model_spec import ModelSpec
-from kvloom.types import SLOT_CLEARED, SLOT_QUARANTINED, AnyArray, Grade, Int32Array, Kind
+from kvloom.types import SLOT_CLEARED, SLOT_QUARANTINED, AnyArray, Grade, Int32Array, IntArray, Kind
 from kvloom.verify.abi import layout_identity
 from kvloom.verify.hit import VerifiedHit, verify
 
@@ -92,6 +92,7 @@ class Manager:
         self._free_rows = list(range(max_sequences - 1, -1, -1))
         self._running: dict[int, CachedSequence] = {}
         self._path: Int32Array = np.zeros(nodes + 1, dtype=np.int32)
+        self._scratch: IntArray = np.zeros((2, len(spec.groups)), dtype=np.int64)
         self._thread_id = thread_id
         self._owner = thread_id() if thread_id else 0
 
@@ -124,7 +125,7 @@ class Manager:
         namespace = self._namespace(name, salt)
         limit = len(prompt) - 1
         depth = walk(self.arrays, namespace.root, prompt, limit, self._path)
-        found = best_boundary(self.arrays, self._path, depth, prompt, limit, int(floor))
+        found = best_boundary(self.arrays, self._path, depth, prompt, limit, int(floor), self._scratch)
         position, at, checkpoint = (int(v) for v in found)
         hit = verify(
             self.arrays, self.geometry, self._path, at, checkpoint, position, floor, (namespace.layout, self.layout)
