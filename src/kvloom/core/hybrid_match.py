@@ -7,7 +7,6 @@ says what was missing further down.
 
 from __future__ import annotations
 
-
 from kvloom.core._jit import jit
 from kvloom.core.arrays import (
     BLOCK_TOKENS,
