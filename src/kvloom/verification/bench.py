@@ -138,12 +138,14 @@ class Bench:
     def resume(self, plan: Resume) -> bool:
         """Try one resume, report it, and say whether it kept its promise."""
         session = self.open(plan.prompt, plan.floor)
+        grade = session.grade
         try:
-            boundary = self._resume(plan, session)
+            try:
+                boundary = self._resume(plan, session)
+            finally:
+                session.close()
         except StaleLeaseError as error:
-            boundary = self._failed(plan, session.grade, self._stale(error, plan.at))
-        finally:
-            session.close()
+            boundary = self._failed(plan, grade, self._stale(error, plan.at))
         self.report.boundaries.append(boundary)
         return boundary.passed
 
@@ -153,6 +155,7 @@ class Bench:
             return self._failed(plan, grade, _short_hit(plan.at, reused, explanation))
         if plan.floor is Grade.CANONICAL and grade is not Grade.CANONICAL:
             return self._failed(plan, grade, Difference(None, "", -1, f"hit is {grade.name.lower()}", plan.at, "hit"))
+        session.sequence.check()
         differences = compare_state(self.spec, plan.cache, session.cache, plan.at)
         self.count_restored(plan.at)
         count = plan.prompt.shape[1]

@@ -74,7 +74,7 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     from kvloom.spec.config_view import load_config
-    from kvloom.spec.from_config import activation_dtype
+    from kvloom.spec.from_config import activation_dtype, spec_from_config
     from kvloom.testing.families import random_model
 
     path = Path(source)
@@ -83,6 +83,7 @@ def load_model(
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     name = activation_dtype(load_config(source), dtype)
+    spec_from_config(source, dtype=name)  # its errors name the layer; transformers' would come later and say less
     if random_init:
         return random_model(text_config(path), seed, name).to(device)
     if not path.is_dir():
@@ -91,7 +92,7 @@ def load_model(
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             source, dtype=getattr(torch, name), local_files_only=True
         )
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # transformers raises whatever its parts raise
         raise InputError(f"{source}: transformers cannot load it: {_first_line(error)}") from error
     return model.eval().to(device)
 
@@ -100,14 +101,12 @@ def text_config(path: Path) -> object:
     """Config object of the language model in a ``config.json``, or in a directory that holds one."""
     from transformers import AutoConfig
 
-    directory = path if path.is_dir() else path.parent
     file = path / "config.json" if path.is_dir() else path
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
-        model_type = raw["model_type"]
-        config = AutoConfig.for_model(model_type, **{k: v for k, v in raw.items() if k != "model_type"})
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{directory}: transformers cannot read the config: {_first_line(error)}") from error
+        config = AutoConfig.for_model(**raw)
+    except Exception as error:  # transformers raises whatever its validators raise
+        raise InputError(f"{file}: transformers cannot read the config: {_first_line(error)}") from error
     return config.get_text_config(decoder=True)
 
 
