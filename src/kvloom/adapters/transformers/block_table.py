@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+
 from kvloom.errors import SequenceError
 from kvloom.plan import ArenaGeometry
 from kvloom.spec.model_spec import GroupSpec
-from kvloom.types import Int32Array
+from kvloom.types import Int32Array, IntArray
 
 
 class Sequence(Protocol):
@@ -53,6 +55,7 @@ class BlockTable:
         group: the group.
         entries: entries per block.
         first, last: logical blocks in use, half open.
+        offsets: byte offsets of their slots, int64 ``[last - first]``.
         version: grows when anything changed; ``epoch``: grows when a block may have moved.
     """
 
@@ -64,7 +67,7 @@ class BlockTable:
         self._sequence = sequence
         self._index = index
         self._geometry = geometry
-        self._offsets: list[int] = []
+        self.offsets: IntArray = np.empty(0, dtype=np.int64)
         self._runs: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
         self.refresh()
 
@@ -78,13 +81,12 @@ class BlockTable:
         if last < self.last or first >= self.last:
             # Blocks were given back (or none was held): a block of the same number may be another slot now.
             self.epoch += 1
-            self._offsets.clear()
+            self.offsets = self.offsets[:0]
             self.first = self.last = first
-        del self._offsets[: first - self.first]
-        if last > self.last:
-            table = self._sequence.block_table(self._index)
-            slots = table.take(range(self.last, last), mode="wrap")
-            self._offsets += self._geometry.slot_offsets(self._index, slots).tolist()
+        kept = self.offsets[first - self.first :]
+        table = self._sequence.block_table(self._index)
+        slots = table.take(range(self.last, last), mode="wrap")
+        self.offsets = np.concatenate([kept, self._geometry.slot_offsets(self._index, slots)])
         self.first, self.last = first, last
 
     def offset(self, block: int) -> int:
@@ -93,14 +95,14 @@ class BlockTable:
             raise SequenceError(
                 f"group {self.group.name!r}: block {block} is not held; the sequence holds [{self.first}, {self.last})"
             )
-        return self._offsets[block - self.first]
+        return int(self.offsets[block - self.first])
 
     def runs(self, begin: int, end: int) -> list[tuple[int, int, int, int]]:
         """Blocks [begin, end) as (first block, count, byte offset, byte stride) runs of equally spaced slots."""
         key = (begin, end)
         found = self._runs.get(key)
         if found is None:
-            found = self._runs[key] = _runs(begin, [self.offset(i) for i in range(begin, end)])
+            found = self._runs[key] = _runs(begin, self.offsets[begin - self.first : end - self.first].tolist())
         return found
 
 

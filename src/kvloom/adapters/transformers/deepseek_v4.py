@@ -74,9 +74,8 @@ class CompressingMixin(WindowMixin):
             raise SequenceError(f"{compressed.shape[1]} compressed entries were made where {after - before} are due")
         if after == 0:
             return compressed
-        if after > before:
-            self._entries[name].write(before, compressed)
-        return self._entries[name].gather(0, after)
+        entries = self._entries[name]
+        return entries.extend(before, compressed, 0) if after > before else entries.gather(0, after)
 
     @property
     def entry_count(self) -> dict[str, int]:

@@ -24,8 +24,8 @@ from kvloom.adapters.transformers.tokens import to_tokens
 from kvloom.config import Device
 from kvloom.errors import UnsupportedError
 from kvloom.manager import Manager
-from kvloom.plan import CopyPlan
 from kvloom.manager.sequence import CachedSequence
+from kvloom.plan import CopyPlan
 from kvloom.spec.from_config import spec_from_config
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import Grade, Int32Array

@@ -108,10 +108,6 @@ class KeysMixin(PagedLayerMixin):
         """(first row, end, dead rows before it) that are cached at ``length``."""
         return 0, length, 0
 
-    def _read(self, begin: int, end: int, dead: int) -> tuple[torch.Tensor, torch.Tensor]:
-        keys = self._keys.gather(begin, end, dead)
-        return keys, keys if self._values is None else self._values.gather(begin, end, dead)
-
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -119,13 +115,12 @@ class KeysMixin(PagedLayerMixin):
         start = self.cumulative_length
         end = start + key_states.shape[-2]
         self.flight.check(end)
-        self._keys.write(start, key_states)
-        if self._values is not None:
-            self._values.write(start, value_states)
         begin, _end, dead = self._kept(start)
+        keys = self._keys.extend(start, key_states, begin, dead)
+        values = keys if self._values is None else self._values.extend(start, value_states, begin, dead)
         self.cumulative_length = end
         self.is_initialized = True
-        return self._read(begin, end, dead)
+        return keys, values
 
     @property
     def keys(self) -> torch.Tensor | None:
@@ -212,9 +207,9 @@ class PagedIndexedLayer(KeysMixin, DynamicIndexedLayer):
             refuse("an indexer on this layer", "its spec has no indexer keys")
         end = self._indexed + indexer_key_states.shape[1]
         self.flight.check(end)
-        self._indexer.write(self._indexed, indexer_key_states)
+        rows = self._indexer.extend(self._indexed, indexer_key_states, 0)
         self._indexed = end
-        return self._indexer.gather(0, end)
+        return rows
 
     @property
     def is_indexer_initialized(self) -> bool:

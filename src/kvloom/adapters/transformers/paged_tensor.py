@@ -1,4 +1,4 @@
-"""State tensors of a sequence over its slots, read and written in blocks.
+"""State tensors of a sequence over its slots, read and written in blocks, on any device.
 
 A layer writes new rows straight into the sequence's blocks and reads its whole state back as one fresh,
 contiguous tensor, so that attention sees exactly the shape and strides that transformers' own layer gives.
@@ -13,11 +13,6 @@ from kvloom.adapters.transformers.block_table import BlockTable
 from kvloom.errors import SequenceError
 from kvloom.spec.model_spec import GroupSpec, TensorSpec
 
-FEW_BLOCKS = 4
-"""Up to this many blocks are read by one ``torch.cat``; more are read run by run."""
-MANY_RUNS = 6
-"""From this many runs of equally spaced slots on, whole blocks are read by one ``torch.cat``."""
-
 
 class PagedTensor:
     """One state tensor of one layer of one sequence, spread over blocks: ``[1, *lead, entries, *tail]``.
@@ -26,76 +21,58 @@ class PagedTensor:
         dim: the entry axis, batch axis included.
         dtype: of the tensor.
         group: the KV cache group it belongs to.
+        table: its blocks.
     """
 
     def __init__(self, table: BlockTable, base: torch.Tensor, layer: int, tensor: TensorSpec) -> None:
         axis = tensor.entry_axis or 0
-        group = table.group
-        position = next(i for i, t in enumerate(group.tensors) if t.name == tensor.name)
         self.dim = axis + 1
         self.dtype = base.dtype
-        self.group = group
-        self._table = table
+        self.group = table.group
+        self.table = table
         self._base = base
         self._item = base.element_size()
         self._entries = table.entries
-        self._offset = layer * group.layer_stride + group.tensor_offsets[position]
+        self._offset = part_offset(table.group, layer, tensor)
         self._shape = (1, *tensor.shape[:axis], table.entries, *tensor.shape[axis:])
         self._strides = contiguous_strides(self._shape)
+        self._head, self._tail = self._shape[: self.dim], self._shape[self.dim + 1 :]
+        self._device = base.device.type
         self._blocks: dict[int, torch.Tensor] = {}
-        self._run_views: dict[tuple[int, int], list[tuple[int, int, torch.Tensor]]] = {}
-        self._epoch = self._version = 0
+        self._epoch = 0
 
     def write(self, start: int, rows: torch.Tensor) -> None:
         """Store ``rows`` (``[1, *lead, q, *tail]``) as the entries [start, start + q)."""
-        if rows.dtype is not self.dtype:
-            raise SequenceError(f"the model makes {rows.dtype} state now, not {self.dtype} as before; attach again")
-        dim, size = self.dim, self._entries
-        rows = rows.detach()
-        count = rows.shape[dim]
-        block, row = divmod(start, size)
-        if row + count <= size:
-            self.block(block).narrow(dim, row, count).copy_(rows)
-            return
+        rows = self._checked(rows)
+        dim, size, count = self.dim, self._entries, rows.shape[self.dim]
         at = 0
-        if row:
-            at = size - row
-            self.block(block).narrow(dim, row, at).copy_(rows.narrow(dim, 0, at))
-            block += 1
-        whole = (count - at) // size
-        for first, blocks, view in self._views_of_runs(block, block + whole):
-            view.copy_(rows.narrow(dim, at + (first - block) * size, blocks * size).view(view.shape))
-        at += whole * size
-        if at < count:
-            self.block(block + whole).narrow(dim, 0, count - at).copy_(rows.narrow(dim, at, count - at))
+        while at < count:
+            block, row = divmod(start + at, size)
+            step = min(size - row, count - at)
+            self.block(block).narrow(dim, row, step).copy_(rows.narrow(dim, at, step))
+            at += step
 
     def gather(self, begin: int, end: int, dead: int = 0) -> torch.Tensor:
         """The entries [begin, end) in a fresh contiguous tensor, behind ``dead`` rows of zeros."""
-        size, dim = self._entries, self.dim
-        if begin >= end:
-            return self._empty(dead).zero_()
-        first, from_row = divmod(begin, size)
-        last, to_row = divmod(end, size)  # block `last` is read up to `to_row`, which may be 0
-        if last - first < FEW_BLOCKS:
-            pieces = [self._empty(dead).zero_()] if dead else []
-            return torch.cat(self._pieces(pieces, first, from_row, last, to_row), dim)
-        out = self._empty(dead + end - begin)
-        at = dead
-        if dead:
-            out.narrow(dim, 0, dead).zero_()
-        if from_row:
-            out.narrow(dim, at, size - from_row).copy_(self.block(first).narrow(dim, from_row, size - from_row))
-            at += size - from_row
-            first += 1
-        self._read_whole(out, at, first, last)
-        if to_row:
-            at += (last - first) * size
-            out.narrow(dim, at, to_row).copy_(self.block(last).narrow(dim, 0, to_row))
-        return out
+        dim, size = self.dim, self._entries
+        pieces = [self._empty(dead).zero_()] if dead or begin >= end else []
+        at = begin
+        while at < end:
+            block, row = divmod(at, size)
+            step = min(size - row, end - at)
+            view = self.block(block)
+            pieces.append(view if step == size else view.narrow(dim, row, step))
+            at += step
+        return torch.cat(pieces, dim)
+
+    def extend(self, start: int, rows: torch.Tensor, begin: int, dead: int = 0) -> torch.Tensor:
+        """``write`` the rows, then ``gather`` from ``begin`` to their end."""
+        self.write(start, rows)
+        return self.gather(begin, start + rows.shape[self.dim], dead)
 
     def block(self, block: int) -> torch.Tensor:
         """The view of one block, ``[1, *lead, entries per block, *tail]``, in the arena."""
-        table = self._table
+        table = self.table
         if self._epoch != table.epoch:
             self._blocks.clear()
             self._epoch = table.epoch
@@ -107,52 +84,27 @@ class PagedTensor:
             view = self._blocks[block] = self._base.as_strided(self._shape, self._strides, at)
         return view
 
-    def _pieces(
-        self, pieces: list[torch.Tensor], first: int, from_row: int, last: int, to_row: int
-    ) -> list[torch.Tensor]:
-        size, dim = self._entries, self.dim
-        if first == last:
-            pieces.append(self.block(first).narrow(dim, from_row, to_row - from_row))
-            return pieces
-        if from_row:
-            pieces.append(self.block(first).narrow(dim, from_row, size - from_row))
-            first += 1
-        pieces += [self.block(i) for i in range(first, last)]
-        if to_row:
-            pieces.append(self.block(last).narrow(dim, 0, to_row))
-        return pieces
-
-    def _read_whole(self, out: torch.Tensor, at: int, first: int, last: int) -> None:
-        """Copy the whole blocks [first, last) to the rows of ``out`` that begin at ``at``."""
-        size, dim = self._entries, self.dim
-        runs = self._table.runs(first, last)
-        if len(runs) >= MANY_RUNS:
-            target = out.narrow(dim, at, (last - first) * size)
-            torch.cat([self.block(i) for i in range(first, last)], dim, out=target)
-            return
-        for start, blocks, view in self._views_of_runs(first, last):
-            out.narrow(dim, at + (start - first) * size, blocks * size).view(view.shape).copy_(view)
-
-    def _views_of_runs(self, begin: int, end: int) -> list[tuple[int, int, torch.Tensor]]:
-        """(first block, count, view ``[1, *lead, count, entries, *tail]``) for blocks [begin, end)."""
-        table = self._table
-        if self._version != table.version:
-            self._run_views.clear()
-            self._version = table.version
-        found = self._run_views.get((begin, end))
-        if found is None:
-            dim, item = self.dim, self._item
-            found = []
-            for first, count, offset, stride in table.runs(begin, end):
-                shape = (*self._shape[:dim], count, *self._shape[dim:])
-                strides = (*self._strides[:dim], stride // item, *self._strides[dim:])
-                found.append((first, count, self._base.as_strided(shape, strides, (offset + self._offset) // item)))
-            self._run_views[begin, end] = found
-        return found
+    def _checked(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows without their autograd history; SequenceError when they are not what the slots are made for."""
+        shape, dim = rows.shape, self.dim
+        if rows.dtype is not self.dtype or shape[:dim] != self._head or shape[dim + 1 :] != self._tail:
+            expected = [*self._head, "n", *self._tail]
+            raise SequenceError(
+                f"group {self.group.name!r}: the model makes {rows.dtype} state of shape {list(shape)} now, not "
+                f"{self.dtype} {expected} as before; attach again"
+            )
+        if rows.device.type != self._device:
+            raise SequenceError(f"the model makes state on {rows.device} now, not on {self._device}; attach again")
+        return rows.detach()
 
     def _empty(self, rows: int) -> torch.Tensor:
-        dim = self.dim
-        return self._base.new_empty((*self._shape[:dim], rows, *self._shape[dim + 1 :]))
+        return self._base.new_empty((*self._head, rows, *self._tail))
+
+
+def part_offset(group: GroupSpec, layer: int, tensor: TensorSpec) -> int:
+    """Byte offset within a slot of ``tensor`` of the ``layer``-th layer of the group."""
+    position = next(i for i, t in enumerate(group.tensors) if t.name == tensor.name)
+    return layer * group.layer_stride + group.tensor_offsets[position]
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -176,12 +128,10 @@ def snapshot_view(
         layer: position of the layer within the group.
         tensor: one of the group's tensors.
     """
-    position = next(i for i, t in enumerate(group.tensors) if t.name == tensor.name)
-    order = tensor.order or tuple(range(len(tensor.shape)))
     strides = [0] * len(tensor.shape)
     at = 1
-    for axis in reversed(order):
+    for axis in reversed(tensor.order or tuple(range(len(tensor.shape)))):
         strides[axis] = at
         at *= tensor.shape[axis]
-    offset = slot_offset + layer * group.layer_stride + group.tensor_offsets[position]
-    return base.as_strided((1, *tensor.shape), (at, *strides), offset // base.element_size())
+    offset = (slot_offset + part_offset(group, layer, tensor)) // base.element_size()
+    return base.as_strided((1, *tensor.shape), (at, *strides), offset)

@@ -12,8 +12,8 @@ from kvloom.adapters.transformers.cache import PagedCache
 from kvloom.adapters.transformers.forward import forward_chunk
 from kvloom.adapters.transformers.runner import Runner
 from kvloom.errors import InputError
-from kvloom.plan import Explanation
 from kvloom.manager.sequence import CachedSequence
+from kvloom.plan import Explanation
 from kvloom.types import Grade, Int32Array
 
 

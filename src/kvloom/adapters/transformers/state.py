@@ -9,6 +9,7 @@ import torch
 
 from kvloom.adapters.transformers.block_table import BlockTable, Sequence
 from kvloom.adapters.transformers.device import Arena
+from kvloom.adapters.transformers.host_tensor import HostPagedTensor
 from kvloom.adapters.transformers.layers import Parts
 from kvloom.adapters.transformers.paged_tensor import PagedTensor, snapshot_view
 from kvloom.errors import SpecError
@@ -79,7 +80,8 @@ class SequenceState:
         """One tensor of one layer: paged, or a view of the live slot."""
         base = self._arena.base(TORCH_DTYPES[tensor.dtype])
         if group in self._tables:
-            return PagedTensor(self._tables[group], base, position, tensor)
+            kind = HostPagedTensor if base.device.type == "cpu" else PagedTensor
+            return kind(self._tables[group], base, position, tensor)
         return snapshot_view(base, self._live[group], self._spec.groups[group], position, tensor)
 
     def parts(self, tensors: dict[str, tuple[int, int, TensorSpec]]) -> Parts:
