@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +117,23 @@ def test_an_unknown_layer_type_is_code_2(saved: Path) -> None:
     code, values = run(saved, random_init=True)
     assert code == 2
     assert "clairvoyant_attention" in values["reason"]
+
+
+def test_an_unusable_device_is_code_2(saved: Path) -> None:
+    for device in ("cuda:99", "abacus"):
+        code, values = run(saved, device=device)
+        assert code == 2
+        assert device in values["reason"]
+
+
+def test_without_torch_it_names_the_extra(saved: Path) -> None:
+    program = (
+        "import sys\nsys.modules['torch'] = None\nfrom kvloom.verification.command import verify_command\n"
+        f"sys.exit(verify_command({str(saved)!r}, as_json=True))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "kvloom[transformers]" in json.loads(done.stdout)["reason"]
 
 
 def test_an_unsupported_model_is_code_2(monkeypatch: pytest.MonkeyPatch, saved: Path) -> None:

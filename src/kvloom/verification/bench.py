@@ -16,10 +16,10 @@ from kvloom.plan import Explanation
 from kvloom.spec.model_spec import GroupSpec, ModelSpec
 from kvloom.types import Grade
 from kvloom.verification.cold import Chunk, ColdRun, canonical_chunks, run_cold
-from kvloom.verification.report import Boundary, Report
+from kvloom.verification.report import Boundary, Difference, Report
 from kvloom.verification.routing import RouteObserver, Routes, observing, pinning
 from kvloom.verification.spread import Spread
-from kvloom.verification.state import Difference, compare_state
+from kvloom.verification.state import compare_state
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,11 @@ def verify_command(
 
         model = load_model(source, random_init=random_init, dtype=dtype, seed=seed, device=device)
         report = verify_model(model, tokens=tokens, seed=seed, segment=segment, block_size=block_size, name=source)
-    except (KVLoomError, ImportError) as error:
+    except KVLoomError as error:
         report.verdict, report.reason = Verdict.UNSUPPORTED, str(error)
+    except ModuleNotFoundError as error:
+        report.verdict = Verdict.UNSUPPORTED
+        report.reason = f"verify-model needs {error.name}; run: pip install 'kvloom[transformers]'"
     except Exception as error:  # the last line of defence of a command: report it, never a verdict
         traceback.print_exc(file=sys.stderr)
         code = EXIT_INTERNAL
@@ -84,6 +87,10 @@ def load_model(
         raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     name = activation_dtype(load_config(source), dtype)
     spec_from_config(source, dtype=name)  # its errors name the layer; transformers' would come later and say less
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {device!r} cannot be used: {_first_line(error)}") from error
     if random_init:
         return random_model(text_config(path), seed, name).to(device)
     if not path.is_dir():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvloom.spec.model_spec import GroupSpec
 from kvloom.types import Grade, Kind
-from kvloom.verification.spread import Spread
-from kvloom.verification.state import Difference
+
+if TYPE_CHECKING:  # needs torch, and a report must be printable without it
+    from kvloom.verification.spread import Spread
 
 
 class Verdict(enum.StrEnum):
@@ -33,6 +34,36 @@ class Omission(enum.StrEnum):
 
 EXIT_CODES = {Verdict.EXACT: 0, Verdict.DIFFERS: 1, Verdict.UNSUPPORTED: 2}
 EXIT_INTERNAL = 70
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place where a warm run is not what the cold run is.
+
+    Attributes:
+        kind, group, layer, tensor: which state; None, "" and -1 when no state is at fault.
+        position: token position of the first differing entry (a snapshot: the position it was taken at).
+        what: ``bytes``, ``shape``, ``strides``, ``dtype``, ``missing``, ``unknown`` (no group keeps this tensor),
+            ``stale`` (the slot was reused), ``hit`` (it ended elsewhere) or ``logits``.
+        size: number of differing elements (bytes and logits).
+        max_abs_diff: largest difference of any element; 0 when only the bits differ.
+    """
+
+    kind: Kind | None
+    group: str
+    layer: int
+    tensor: str
+    position: int
+    what: str
+    size: int = 0
+    max_abs_diff: float = 0.0
+
+    def __str__(self) -> str:
+        where = [f"{self.kind.name.lower()} ({self.group})"] if self.kind is not None else []
+        where += [f"layer {self.layer}"] if self.layer >= 0 else []
+        where += [self.tensor, f"position {self.position}"]
+        text = f"{', '.join(w for w in where if w)}: {self.what}"
+        return f"{text}, {self.size} elements, up to {self.max_abs_diff:.3g}" if self.size else text
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from transformers import DynamicCache
 from kvloom.types import Grade
 from kvloom.verification.bench import Bench, Resume, compare_logits
 from kvloom.verification.cold import canonical_chunks, single_tokens
-from kvloom.verification.report import Boundary
+from kvloom.verification.report import Boundary, Difference
 from kvloom.verification.routing import observing, pinning
-from kvloom.verification.state import Difference, compare_state
+from kvloom.verification.state import compare_state
 
 _DECODED = 9
 _FORKED = 3

@@ -6,45 +6,15 @@ Logits alone are not enough: a one-ulp change of the state can stay invisible in
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from kvloom.spec.model_spec import GroupSpec, ModelSpec, TensorSpec
 from kvloom.types import Kind
+from kvloom.verification.report import Difference
 
 _NOT_STATE = frozenset({"_sliding_window_tensor"})
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The first place where a warm run is not what the cold run is.
-
-    Attributes:
-        kind, group, layer, tensor: which state; None, "" and -1 when no state is at fault.
-        position: token position of the first differing entry (a snapshot: the position it was taken at).
-        what: ``bytes``, ``shape``, ``strides``, ``dtype``, ``missing``, ``unknown`` (no group keeps this tensor),
-            ``stale`` (the slot was reused), ``hit`` (it ended elsewhere) or ``logits``.
-        size: number of differing elements (bytes and logits).
-        max_abs_diff: largest difference of any element; 0 when only the bits differ.
-    """
-
-    kind: Kind | None
-    group: str
-    layer: int
-    tensor: str
-    position: int
-    what: str
-    size: int = 0
-    max_abs_diff: float = 0.0
-
-    def __str__(self) -> str:
-        where = [f"{self.kind.name.lower()} ({self.group})"] if self.kind is not None else []
-        where += [f"layer {self.layer}"] if self.layer >= 0 else []
-        where += [self.tensor, f"position {self.position}"]
-        text = f"{', '.join(w for w in where if w)}: {self.what}"
-        return f"{text}, {self.size} elements, up to {self.max_abs_diff:.3g}" if self.size else text
 
 
 def tensor_of(layer: Any, name: str) -> torch.Tensor | None:
