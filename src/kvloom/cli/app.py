@@ -1,0 +1,154 @@
+"""The commands and their options.  Each one imports what it needs only when it runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvloom import __version__
+from kvloom.cli.failures import guarded
+
+app = typer.Typer(
+    name="kvloom",
+    help="KV-cache manager for hybrid-attention LLMs: exact prefix reuse over every kind of cached state.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+Device = Annotated[str | None, typer.Option(help="Cap of the device tier, such as 512MiB (default) or 2GiB.")]
+Segment = Annotated[int | None, typer.Option(help="Tokens per segment, a multiple of the LCM of all blocks.")]
+BlockSize = Annotated[int | None, typer.Option(help="Tokens per block of ratio-1 groups (default: 128).")]
+Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; by default the model's own.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"kvloom {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@guarded
+def spec(
+    model: Annotated[str, typer.Argument(help="Preset name, directory with a config.json, or such a file.")],
+    context: Annotated[int | None, typer.Option(help="Tokens of the request that is counted.")] = None,
+    block_size: BlockSize = None,
+    segment: Segment = None,
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+) -> int:
+    """Show a model's KV cache groups: bytes per token and per request, LCM, page size, totals."""
+    from rich.console import Console
+
+    from kvloom.config import CacheConfig
+    from kvloom.spec.presets import resolve
+    from kvloom.spec.report import spec_report, spec_table
+
+    size = CacheConfig.load(flags={"block_size": block_size}, source="--block-size").block_size
+    report = spec_report(resolve(model, block_size=size, segment=segment, dtype=dtype), context)
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        Console(highlight=False).print(spec_table(report))
+    return 0
+
+
+@app.command()
+@guarded
+def run(
+    *,
+    model: Annotated[str, typer.Option(help="Directory with a transformers model, or smollm2.")],
+    document: Annotated[Path, typer.Option(help="UTF-8 text file that the questions are about.")],
+    question: Annotated[list[str], typer.Option(help="A question; repeat the option for more.")],
+    device: Device = None,
+    floor: Annotated[
+        str | None, typer.Option(help="Worst grade of reused state: canonical, faithful or approximate.")
+    ] = None,
+    explain: Annotated[bool, typer.Option(help="Say what every lookup found, and what stopped it.")] = False,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 64,
+    config: Annotated[Path | None, typer.Option(help="YAML file with kv_cache_config.")] = None,
+    segment: Segment = None,
+    block_size: BlockSize = None,
+    dtype: Dtype = None,
+    as_json: AsJson = False,
+) -> int:
+    """Answer questions about a document; its state is computed once and reused."""
+    from kvloom.cli.run import RunOptions, run_command
+    from kvloom.cli.settings import load_settings
+
+    settings = load_settings(config, {"device": device, "floor": floor, "block_size": block_size})
+    options = RunOptions(
+        model=model,
+        document=document,
+        questions=tuple(question),
+        settings=settings,
+        max_new_tokens=max_new_tokens,
+        segment=segment,
+        dtype=dtype,
+        explain=explain,
+        as_json=as_json,
+    )
+    return run_command(options)
+
+
+@app.command("verify-model")
+@guarded
+def verify_model(
+    model: Annotated[str, typer.Argument(help="Model directory, or a config.json with --random-init.")],
+    *,
+    random_init: Annotated[bool, typer.Option("--random-init", help="Random weights, drawn from --seed.")] = False,
+    tokens: Annotated[int | None, typer.Option(help="Length of the base prompt.")] = None,
+    dtype: Dtype = None,
+    seed: Annotated[int, typer.Option(help="Draws the token ids, and the weights with --random-init.")] = 0,
+    segment: Segment = None,
+    block_size: BlockSize = None,
+    device: Annotated[str, typer.Option(help="torch device: cpu, cuda, cuda:1, ...")] = "cpu",
+    as_json: AsJson = False,
+) -> int:
+    """Prove or disprove on a model that a hit equals a cold run.
+
+    Exit code: 0 exact, 1 differs, 2 unsupported or bad input, 70 internal error.
+    """
+    from kvloom.verification.command import verify_command
+
+    return verify_command(
+        model,
+        random_init=random_init,
+        tokens=tokens,
+        dtype=dtype,
+        seed=seed,
+        segment=segment,
+        block_size=128 if block_size is None else block_size,
+        device=device,
+        as_json=as_json,
+        write=typer.echo,
+    )
+
+
+@app.command()
+@guarded
+def demo(as_json: AsJson = False) -> int:
+    """Watch a real hybrid model reuse a long document, answer by answer beside a cold run.
+
+    Exit code: 0 when every warm answer was identical to its cold answer, else 1.
+    """
+    from kvloom.cli.demo import demo_command
+
+    return demo_command(as_json=as_json, interactive=sys.stderr.isatty())

@@ -1,0 +1,221 @@
+"""``kvloom run``: questions about one document, on a model in process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kvloom.config import CacheConfig, format_size
+from kvloom.demo.result import grade_name, kind_rows
+from kvloom.engine.prompts import DocumentPrompts, read_document
+from kvloom.errors import CapacityError, InputError
+from kvloom.plan import Explanation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from kvloom.adapters.transformers import Engine
+    from kvloom.types import Grade
+
+SMOLLM2 = "smollm2"
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """What the command line asked for; ``settings`` is defaults, file, environment and flags together."""
+
+    model: str
+    document: Path
+    questions: tuple[str, ...]
+    settings: CacheConfig
+    max_new_tokens: int
+    segment: int | None
+    dtype: str | None
+    explain: bool
+    as_json: bool
+
+
+def run_command(options: RunOptions) -> int:
+    """Answer every question; prints a report and returns the exit code."""
+    text = read_document(options.document)  # before minutes of loading
+    for question in options.questions:
+        if not question.strip():
+            raise InputError("a question is empty; write what you want to ask after --question")
+    console = Console(highlight=False, soft_wrap=True)
+    status = Console(stderr=True)
+    with status.status(f"loading {escape(options.model)}"):
+        model, tokenizer = load(options.model, options.dtype)
+    prompts = DocumentPrompts.make(tokenizer, text)
+    asked = [(question, prompts.ask(question)) for question in options.questions]
+
+    from kvloom.adapters.transformers import attach
+
+    settings = options.settings
+    with attach(model, device=settings.device, block_size=settings.block_size, segment=options.segment) as engine:
+        _check_fit(engine, max(len(ids) for _, ids in asked), options.max_new_tokens)
+        seconds = read_into_cache(engine, prompts.document_ids, settings.default_floor, status)
+        report: dict[str, Any] = {
+            "model": options.model,
+            "floor": grade_name(settings.default_floor),
+            "device_cap_bytes": engine.manager.cap,
+            "segment_tokens": engine.spec.segment_tokens,
+            "document": {"path": str(options.document), "tokens": len(prompts.document_ids), "seconds": seconds},
+            "answers": [],
+        }
+        if not options.as_json:
+            _print_head(console, report)
+        for question, ids in asked:
+            with status.status("answering"):
+                answer = _answer(engine, tokenizer, question, ids, options)
+            report["answers"].append(answer)
+            if not options.as_json:
+                _print_answer(console, answer)
+        report["kinds"] = {
+            name: {"hits": k.hits, "misses": k.misses, "evictions": k.evictions, "bytes": k.bytes}
+            for name, k in kind_rows(engine.manager.stats()).items()
+        }
+    if options.as_json:
+        print(json.dumps(report, indent=2, ensure_ascii=False))  # noqa: T201
+    return 0
+
+
+def load(name: str, dtype: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer of ``smollm2`` or of a directory; nothing is fetched.  Raises InputError."""
+    import torch  # noqa: F401  (a missing extra is named before anything else is tried)
+
+    if name.lower() == SMOLLM2:
+        from kvloom.demo import smollm2, weights
+
+        if dtype not in (None, "float32"):
+            raise InputError(f"dtype {dtype!r}: smollm2 runs in float32; leave --dtype out")
+        return smollm2.load_model(), weights.tokenizer()
+
+    from transformers import AutoTokenizer
+
+    from kvloom.verification.command import load_model
+
+    model = load_model(name, dtype=dtype)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise InputError(f"{name}: transformers cannot load a tokenizer from it: {reason}") from None
+    return model, tokenizer
+
+
+def read_into_cache(engine: Engine, ids: tuple[int, ...], floor: Grade, status: Console) -> float:
+    """Compute the document's state in canonical chunks and commit it; returns the seconds it took.
+
+    A floor below canonical also keeps the exact end of the document resumable.
+    """
+    from kvloom.types import Grade
+
+    started = perf_counter()
+    segment = engine.spec.segment_tokens
+    end = len(ids) // segment * segment if floor is Grade.CANONICAL else len(ids)
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f}/{task.total:,.0f}"))
+    with (
+        Progress(*columns, TimeElapsedColumn(), console=status, transient=True) as progress,
+        engine.open(ids, floor=floor) as session,
+    ):
+        task = progress.add_task("reading the document", total=max(end, 1), completed=session.length)
+        while session.length < end:
+            session.step(end)
+            progress.update(task, completed=session.length)
+    return perf_counter() - started
+
+
+def _check_fit(engine: Engine, prompt: int, new: int) -> None:
+    limit = engine.spec.max_positions
+    if limit and prompt + new > limit:
+        raise InputError(
+            f"the longest prompt has {prompt} tokens, and an answer may have {new}, but the model allows {limit} "
+            "together; use a shorter document or a smaller --max-new-tokens"
+        )
+    needed, cap = engine.manager.peak_bytes(prompt + new), engine.manager.cap
+    if needed > cap:
+        raise CapacityError(
+            f"a prompt of {prompt} tokens with an answer of up to {new} needs {needed} bytes ({format_size(needed)}) "
+            f"of the device tier, whose cap is {cap} bytes; use --device {-(-needed // 1024**2)}MiB or more",
+            needed=needed,
+            cap=cap,
+            in_use=engine.manager.in_use(),
+            never_fits=True,
+        )
+
+
+def _answer(
+    engine: Engine, tokenizer: PreTrainedTokenizerBase, question: str, ids: list[int], options: RunOptions
+) -> dict[str, Any]:
+    from kvloom.engine.answers import answer
+
+    stop = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
+    started = perf_counter()
+    with engine.open(ids, floor=options.settings.default_floor) as session:
+        got = answer(session, count=options.max_new_tokens, started=started, stop_at=stop)
+        found = session.explanation
+        report: dict[str, Any] = {
+            "question": question,
+            "answer": str(tokenizer.decode(got.tokens, skip_special_tokens=True)).strip(),
+            "prompt_tokens": len(ids),
+            "reused_tokens": session.reused,
+            "grade": grade_name(found.grade),
+            "ttft_s": got.ttft_s,
+            "generated_tokens": len(got.tokens),
+        }
+        if options.explain:
+            report["explanation"] = explanation_json(found)
+        return report
+
+
+def explanation_json(found: Explanation) -> dict[str, Any]:
+    """An explanation as JSON values; ``kind`` and ``group`` are null where no object is at fault."""
+    return {
+        "boundary": found.boundary,
+        "grade": grade_name(found.grade),
+        "prompt_tokens": found.prompt_tokens,
+        "known_tokens": found.known_tokens,
+        "limits": [
+            {
+                "reason": limit.reason.value,
+                "position": limit.position,
+                "tier": limit.tier,
+                "kind": limit.kind.name.lower() if limit.kind is not None else None,
+                "group": limit.group,
+            }
+            for limit in found.limits
+        ],
+    }
+
+
+def _print_head(console: Console, report: dict[str, Any]) -> None:
+    document = report["document"]
+    console.print(
+        f"[bold]{escape(report['model'])}[/]: {document['tokens']:,} tokens of {escape(document['path'])} "
+        f"read in {document['seconds']:.1f} s; device cap {format_size(report['device_cap_bytes'])}, "
+        f"floor {report['floor']}\n"
+    )
+
+
+def _print_answer(console: Console, answer: dict[str, Any]) -> None:
+    console.print(f"[bold cyan]{escape(answer['question'])}[/]")
+    console.print(escape(answer["answer"]))
+    hit = f"{answer['grade']} hit" if answer["grade"] else "miss"
+    console.print(
+        f"[dim]{hit}: {answer['reused_tokens']:,} of {answer['prompt_tokens']:,} tokens reused, "
+        f"first token after {answer['ttft_s']:.2f} s[/]"
+    )
+    if "explanation" in answer:
+        for limit in answer["explanation"]["limits"]:
+            where = f", {limit['kind']} ({limit['group']})" if limit["kind"] else ""
+            console.print(
+                f"[dim]  stopped at {limit['position']:,} in tier {limit['tier']}: {limit['reason']}{escape(where)}[/]"
+            )
+    console.print()
