@@ -10,6 +10,8 @@ from kvloom.core._jit import jit
 from kvloom.core.arrays import (
     FIRST_CHECKPOINT,
     FIRST_CHILD,
+    FREE_NODES,
+    GHOST_HEAD,
     LRU_HEAD,
     NTOKENS,
     OWNER,
@@ -169,6 +171,34 @@ def make_room(a: Arrays, g: int) -> bool:
         if h not in (g, other) and a.group[LRU_HEAD, h] >= 0 and _empty_page(a, h):
             return True
     return False
+
+
+@jit
+def _oldest_head(a: Arrays, prefix_only: bool) -> int:
+    """The group whose LRU head was released first, of all or of the prefix groups; -1 when nothing can go."""
+    best, best_stamp = -1, 0
+    for g in range(a.group.shape[1]):
+        head = a.group[LRU_HEAD, g]
+        wanted = not prefix_only or a.group[RULE, g] == RULE_PREFIX
+        if wanted and head >= 0 and (best < 0 or a.stamp[head] < best_stamp):
+            best, best_stamp = g, a.stamp[head]
+    return best
+
+
+@jit
+def make_node_room(a: Arrays) -> bool:
+    """Evict until the index has a place or a ghost to recycle; False when every node is in use.
+
+    Objects of prefix groups go first, since they take their node with them.
+    """
+    while a.scalars[FREE_NODES] == 0 and a.scalars[GHOST_HEAD] < 0:
+        g = _oldest_head(a, True)
+        if g < 0:
+            g = _oldest_head(a, False)
+        if g < 0:
+            return False
+        evict_object(a, g, a.group[LRU_HEAD, g])
+    return True
 
 
 @jit

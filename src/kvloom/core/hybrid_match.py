@@ -177,10 +177,11 @@ def best_boundary(
 
 
 @jit
-def known_prefix(a: Arrays, path: AnyArray, depth: int, tokens: AnyArray) -> tuple[int, int]:
-    """How far any cached sequence agrees with ``tokens``: (tokens known, agreeing checkpoint node or -1).
+def known_prefix(a: Arrays, path: AnyArray, depth: int, tokens: AnyArray, limit: int) -> tuple[int, int]:
+    """How far any cached sequence agrees with ``tokens``: (tokens known, checkpoint node or -1).
 
-    Looks at the children and checkpoints of the deepest node only, token by token.
+    The checkpoint is the deepest up to ``limit`` that agrees.  Looks at the children and checkpoints of the deepest
+    node only, token by token.
     """
     n = path[depth]
     start = depth * a.tokens.shape[1]
@@ -195,7 +196,8 @@ def known_prefix(a: Arrays, path: AnyArray, depth: int, tokens: AnyArray) -> tup
                 and a.tokens[child, count] == tokens[start + count]
             ):
                 count += 1
-            if side == 1 and count == a.node[NTOKENS, child] and (at < 0 or count > a.node[NTOKENS, at]):
+            whole = side == 1 and count == a.node[NTOKENS, child] and start + count <= limit
+            if whole and (at < 0 or count > a.node[NTOKENS, at]):
                 at = child
             most = max(most, count)
             child = a.node[SIBLING_NEXT, child]

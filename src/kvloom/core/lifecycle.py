@@ -55,9 +55,9 @@ ALLOWED = _table()
 
 @jit
 def move(states: AnyArray, slot: int, target: int) -> None:
-    """Move one copy to ``target`` (int32 array of states, global slot); ValueError when illegal, nothing changed."""
+    """Move one copy to ``target`` (int32 states, global slot); LifecycleError when illegal, nothing changed."""
     if not ALLOWED[states[slot], target]:
-        raise ValueError("illegal life-cycle transition")
+        raise LifecycleError("illegal life-cycle transition")
     states[slot] = target
 
 

@@ -15,6 +15,11 @@ def _field(tag: bytes, value: bytes) -> bytes:
     return tag + len(value).to_bytes(8, "big") + value
 
 
+def _utf8(text: str) -> bytes:
+    """UTF-8; lone surrogates, which strict UTF-8 refuses, keep bytes of their own."""
+    return text.encode(errors="surrogatepass")
+
+
 def encode_namespace(salt: object, extra_keys: Sequence[object], layout: bytes) -> bytes:
     """Encode salt, extra keys (order matters) and layout identity so that different inputs never collide.
 
@@ -28,11 +33,11 @@ def encode_namespace(salt: object, extra_keys: Sequence[object], layout: bytes) 
         if not isinstance(key, tuple) or len(key) != 2 or not isinstance(key[0], str):
             raise InputError(f"extra key {key!r} must be a (name, value) pair with a string name")
         name, value = key
-        parts.append(_field(b"N", name.encode()))
+        parts.append(_field(b"N", _utf8(name)))
         if isinstance(value, bytes):
             parts.append(_field(b"b", value))
         elif isinstance(value, str):
-            parts.append(_field(b"s", value.encode()))
+            parts.append(_field(b"s", _utf8(value)))
         elif isinstance(value, int) and not isinstance(value, bool):
             parts.append(_field(b"i", str(value).encode()))
         else:

@@ -18,11 +18,9 @@ def explain(
     limit = len(prompt) - 1
     if reused == limit:
         return Explanation(reused, None, len(prompt), reused, (Limit(Reason.LAST_TOKEN, limit),))
-    known, checkpoint = (int(v) for v in known_prefix(arrays, path, depth, prompt))
+    known, checkpoint = (int(v) for v in known_prefix(arrays, path, depth, prompt, limit))
     limits: list[Limit] = []
     end = depth * spec.segment_tokens
-    if checkpoint >= 0 and end + int(arrays.ntokens[checkpoint]) > limit:
-        checkpoint = -1
     candidate = end if checkpoint < 0 else end + int(arrays.ntokens[checkpoint])
     if candidate > reused:
         limits += _faults(spec, arrays, path, depth, checkpoint, floor)

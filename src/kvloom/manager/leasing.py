@@ -17,23 +17,31 @@ if TYPE_CHECKING:
     from kvloom.verify.hit import VerifiedHit
 
 
-def take(manager: Manager, row: int, g: int, block: int, tokens: int, doing: str) -> int:
-    """Take a slot for logical block ``block`` of ``row``; raises CapacityError."""
+class NoSlot(Exception):  # noqa: N818 - never leaves the manager
+    """Group ``group`` has no slot to give, everything is in use; becomes a CapacityError once all is released."""
+
+    def __init__(self, group: int) -> None:
+        super().__init__(group)
+        self.group = group
+
+
+def take(manager: Manager, row: int, g: int, block: int) -> int:
+    """Take a slot for logical block ``block`` of ``row``; raises NoSlot."""
     a, r = manager.arrays, manager.rows
     s = int(take_or_evict(a, g))
     if s < 0:
-        raise manager.no_room(g, tokens, doing)
+        raise NoSlot(g)
     put(a, r, row, g, block, s)
     r.last[row, g] = max(int(r.last[row, g]), block + 1)
     return s
 
 
-def take_live(manager: Manager, row: int, snapshots: dict[int, int], tokens: int) -> list[Copy]:
+def take_live(manager: Manager, row: int, snapshots: dict[int, int]) -> list[Copy]:
     """A live slot per snapshot group, filled from its snapshot or with zeros."""
     a = manager.arrays
     copies = []
     for g in np.flatnonzero(a.rule == RULE_SNAPSHOT).tolist():
-        live = take(manager, row, g, 0, tokens, "open")
+        live = take(manager, row, g, 0)
         source = snapshots.get(g, -1)
         if source >= 0:
             a.grade[live] = a.grade[source]
@@ -42,7 +50,7 @@ def take_live(manager: Manager, row: int, snapshots: dict[int, int], tokens: int
 
 
 def own_checkpoint_blocks(
-    manager: Manager, row: int, hit: VerifiedHit, replaced: list[tuple[int, int]], tokens: int
+    manager: Manager, row: int, hit: VerifiedHit, replaced: list[tuple[int, int]]
 ) -> tuple[list[Copy], list[int]]:
     """Private copies of the blocks that a checkpoint owns: the sequence goes on writing and publishes them itself.
 
@@ -61,7 +69,7 @@ def own_checkpoint_blocks(
             replaced.append((g, shared))
             own = int(take_or_evict(a, g))
             if own < 0:
-                raise manager.no_room(g, tokens, "open")
+                raise NoSlot(g)
             release(a, g, shared)
             put(a, r, row, g, block, own)
             a.grade[own] = a.grade[shared]

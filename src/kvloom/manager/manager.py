@@ -15,6 +15,7 @@ from kvloom.config import Device
 from kvloom.core import sweep
 from kvloom.core.arrays import CLOCK, MISSES, Arrays, allocate
 from kvloom.core.block_pool import release
+from kvloom.core.eviction import make_node_room
 from kvloom.core.geometry import plan_geometry
 from kvloom.core.hybrid_match import best_boundary, walk
 from kvloom.core.integrity import check_books
@@ -188,9 +189,15 @@ class Manager:
         self.tickets.complete(plan.ticket)
 
     def abandon(self, plan: CopyPlan) -> None:
-        """The copies of ``plan`` were not executed: free what it reserved.  Unknown tickets are ignored and counted."""
+        """The copies of ``plan`` were not executed: free what it reserved.  Unknown tickets are ignored and counted.
+
+        A sequence whose ``restore`` is abandoned has no state to go on from and can only be closed.
+        """
         self.enter()
         self.tick()
+        if self.tickets.is_open(plan.ticket):
+            for sequence in self._running.values():
+                sequence.plan_abandoned(plan.ticket)
         self.tickets.abandon(plan.ticket)
 
     # ---------------------------------------------------------------- room
@@ -203,15 +210,17 @@ class Manager:
         """Bytes of the slots that cannot be evicted now."""
         return sweep.held_bytes(self.arrays, self.geometry.slot_bytes)
 
-    def _admit(self, tokens: int) -> None:
+    def _fits(self, tokens: int) -> bool:
+        """Whether a request of ``tokens`` tokens fits into the empty tier."""
         slots = np.array(peak_slots(self.spec, tokens, self.spec.segment_tokens), dtype=np.int64)
         geometry = self.geometry
         if geometry.static_split:
-            fits = bool((slots <= geometry.num_slots).all())
-        else:
-            pages = -(-slots // geometry.slots_per_page)
-            fits = int(pages.sum()) * int(geometry.page_bytes[0]) <= geometry.arena_bytes
-        if not fits:
+            return bool((slots <= geometry.num_slots).all())
+        pages = -(-slots // geometry.slots_per_page)
+        return int(pages.sum()) * int(geometry.page_bytes[0]) <= geometry.arena_bytes
+
+    def _admit(self, tokens: int) -> None:
+        if not self._fits(tokens):
             needed = self.peak_bytes(tokens)
             raise CapacityError(
                 f"a prompt of {tokens} tokens needs {needed} bytes at its peak and can never fit into the device tier "
@@ -233,7 +242,7 @@ class Manager:
             needed=needed,
             cap=self.cap,
             in_use=in_use,
-            never_fits=needed > self.cap,
+            never_fits=not self._fits(tokens),
         )
 
     def evict(self, n_bytes: int) -> int:
@@ -256,8 +265,12 @@ class Manager:
 
         Snapshots begin where they were taken.  ``quarantine`` marks them as failed instead of cleared.
         Everything else stays, so this is also how a verification run leaves a kind out.  Returns how many.
+        Raises InputError for a group that the model does not have.
         """
         self.enter()
+        names = [group.name for group in self.spec.groups]
+        if isinstance(what, str) and what not in names:
+            raise InputError(f"model {self.spec.name!r} has no group {what!r}; it has {', '.join(names)}")
         self.tick()
         code = SLOT_QUARANTINED if quarantine else SLOT_CLEARED
         at = -1 if position is None else position
@@ -301,11 +314,14 @@ class Manager:
 
     def checked_tokens(self, tokens: AnyArray, already: int = 0) -> Int32Array:
         """``tokens`` as int32, or InputError: what, where, how to fix it.  ``already``: tokens before them."""
-        array = np.asarray(tokens)
-        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-            raise InputError(f"tokens must be a 1-D array of integers, not {array.ndim}-D of {array.dtype}")
+        try:
+            array = np.asarray(tokens)
+        except ValueError as error:
+            raise InputError(f"tokens must be a 1-D array of integers: {error}") from error
         if array.size == 0:
             raise InputError("tokens are empty; a request needs at least one token")
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+            raise InputError(f"tokens must be a 1-D array of integers, not {array.ndim}-D of {array.dtype}")
         low, high = int(array.min()), int(array.max())
         top = self.spec.vocab_size or 2**31
         if low < 0 or high >= top:
@@ -325,8 +341,7 @@ class Manager:
         if known is not None:
             return known
         root = int(take_node(self.arrays))
-        if root < 0:
-            self._forget_empty_namespaces()
+        if root < 0 and self.make_node_room():
             root = int(take_node(self.arrays))
         if root < 0:
             raise CapacityError(
@@ -341,10 +356,14 @@ class Manager:
         self._namespaces[name] = namespace
         return namespace
 
-    def _forget_empty_namespaces(self) -> None:
-        """Free the roots that nothing hangs on."""
-        for name in [n for n, ns in self._namespaces.items() if sweep.free_empty_root(self.arrays, ns.root)]:
-            del self._namespaces[name]
+    def make_node_room(self) -> bool:
+        """Free a place in a full index: forget empty namespaces, else evict.  False when every node is in use."""
+        a = self.arrays
+        roots = np.array([ns.root for ns in self._namespaces.values()], dtype=np.int64)
+        empty = (a.weight[roots] == 0) & (a.first_child[roots] < 0) & (a.first_checkpoint[roots] < 0)
+        for name in [n for n, gone in zip(self._namespaces, empty.tolist(), strict=True) if gone]:
+            sweep.free_empty_root(a, self._namespaces.pop(name).root)
+        return bool(make_node_room(a))
 
     def release_slots(self, held: Sequence[tuple[int, int]]) -> None:
         """Release (group, global slot) pairs."""

@@ -27,7 +27,7 @@ from kvloom.core.page_table import (
 from kvloom.core.prefix_index import add_weight, drop_weight, find_checkpoint, new_node
 from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
 from kvloom.errors import SequenceError, StaleLeaseError
-from kvloom.manager.leasing import own_checkpoint_blocks, take, take_live
+from kvloom.manager.leasing import NoSlot, own_checkpoint_blocks, take, take_live
 from kvloom.manager.ranges import TokenRange, token_ranges
 from kvloom.manager.tickets import Copy, Publication
 from kvloom.plan import CopyPlan, Explanation
@@ -105,12 +105,14 @@ class CachedSequence:
             worst = min(worst, int(a.grade[source]))
         replaced: list[tuple[int, int]] = []
         try:
-            copies = take_live(manager, row, snapshots, len(prompt))
-            sealed, ready = own_checkpoint_blocks(manager, row, hit, replaced, len(prompt))
-        except BaseException:
+            copies = take_live(manager, row, snapshots)
+            sealed, ready = own_checkpoint_blocks(manager, row, hit, replaced)
+        except BaseException as error:
             manager.release_slots(replaced)
             release_row(a, r, row)
             manager.release_slots(list(snapshots.items()))
+            if isinstance(error, NoSlot):
+                raise manager.no_room(error.group, len(prompt), "open") from None
             raise
         sequence = cls(
             manager,
@@ -211,9 +213,11 @@ class CachedSequence:
         return self._seal(start)
 
     def fork(self) -> tuple[CachedSequence, CopyPlan]:
-        """A second sequence with the same past: full blocks are shared, part-filled ones and live state are copied.
+        """A second sequence with the same past.
 
-        Complete the returned plan before the child's first append (it is also ``child.restore``).
+        Blocks of published segments are shared; those of the segment that is being filled, which either may publish
+        with another ending, and the live state are copied.  Complete the returned plan before the child's first
+        append (it is also ``child.restore``).
         """
         manager = self._usable()
         if self._pending:
@@ -233,6 +237,10 @@ class CachedSequence:
         release_row(manager.arrays, manager.rows, self.row)
         drop_weight(manager.arrays, self.node)
         manager.retire(self.row)
+
+    def plan_abandoned(self, ticket: int) -> None:
+        """Told by the manager that plan ``ticket`` will not be executed: without its restore the sequence is broken."""
+        self._broken = self._broken or ticket == self.restore.ticket
 
     # ---------------------------------------------------------------- reading
 
@@ -269,7 +277,7 @@ class CachedSequence:
 
     @property
     def broken(self) -> bool:
-        """True after a rollback that may have left in-place state half written."""
+        """True when the state is not whole: a rollback left it half written, or its restore was abandoned."""
         return self._broken
 
     @property
@@ -294,7 +302,10 @@ class CachedSequence:
         if self._closed:
             raise SequenceError("the sequence is closed; open the prompt again")
         if self._broken:
-            raise SequenceError("a forward failed half-way and in-place state may be torn; close the sequence")
+            raise SequenceError(
+                "a forward failed half-way or the restore was abandoned, so the state may be torn; close the sequence "
+                "and open the prompt again"
+            )
         if self._manager.tickets.is_open(self.restore.ticket):
             raise SequenceError("the restore plan was not completed; run it and call Manager.complete first")
         return self._manager
@@ -312,7 +323,10 @@ class CachedSequence:
         segment = manager.spec.segment_tokens
         while not self._detached and (self._committed + 1) * segment <= self.length:
             start = self._committed * segment
-            node = int(commit_segment(manager.arrays, manager.rows, self.row, self.node, self._tokens, start))
+            arguments = (manager.arrays, manager.rows, self.row, self.node, self._tokens, start)
+            node = int(commit_segment(*arguments))
+            if node < 0 and manager.make_node_room():
+                node = int(commit_segment(*arguments))
             if node < 0:
                 self._detached = True
                 break
@@ -353,6 +367,8 @@ class CachedSequence:
             add_weight(a, node)
         else:
             node = int(new_node(a, self.node, self._tokens, start, count))
+            if node < 0 and manager.make_node_room():
+                node = int(new_node(a, self.node, self._tokens, start, count))
             if node < 0:
                 return CopyPlan(ticket=0)
         sealed = np.empty((a.columns.shape[1], 4), dtype=np.int64)
@@ -374,20 +390,26 @@ class CachedSequence:
     def _fork_into(self, row: int) -> CachedSequence:
         manager = self._manager
         a, r = manager.arrays, manager.rows
-        share_row(a, r, self.row, row, self.length)
+        # a block can only be published below one node, so an unpublished one is not shared
+        share_row(a, r, self.row, row, self.length if self._detached else self._committed * manager.spec.segment_tokens)
+        copies, ready = [], []
         try:
-            copies = []
             for g in range(len(a.rule)):
                 for block in range(int(r.last[row, g]), int(r.last[self.row, g])):
                     source = int(slot_at(a, r, self.row, g, block))
-                    copies.append(Copy(g, source, take(manager, row, g, block, self.length, "fork")))
-                    a.grade[copies[-1].dst] = a.grade[source]
-        except BaseException:
+                    own = take(manager, row, g, block)
+                    a.grade[own] = a.grade[source]
+                    copies.append(Copy(g, source, own))
+                    if a.rule[g] != RULE_SNAPSHOT and (block + 1) * int(a.block_tokens[g]) <= self.length:
+                        ready.append(own)
+        except BaseException as error:
             release_row(a, r, row)
+            if isinstance(error, NoSlot):
+                raise manager.no_room(error.group, self.length, "fork") from None
             raise
         child = CachedSequence(
             manager, row, self.tokens, self.length, self.node, self.grade, self.floor, self.explanation
         )
         child._committed, child._detached = self._committed, self._detached
-        child.restore = manager.tickets.issue(copies)
+        child.restore = manager.tickets.issue(copies, ready=ready)
         return child
