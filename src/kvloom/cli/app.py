@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -41,7 +42,10 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    # Everything is local, and stderr belongs to our own progress and to one line per error.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
 @app.command()
@@ -57,11 +61,11 @@ def spec(
     """Show a model's KV cache groups: bytes per token and per request, LCM, page size, totals."""
     from rich.console import Console
 
-    from kvloom.config import CacheConfig
+    from kvloom.cli.settings import load_settings
     from kvloom.spec.presets import resolve
     from kvloom.spec.report import spec_report, spec_table
 
-    size = CacheConfig.load(flags={"block_size": block_size}, source="--block-size").block_size
+    size = load_settings(None, {"block_size": block_size}).block_size
     report = spec_report(resolve(model, block_size=size, segment=segment, dtype=dtype), context)
     if as_json:
         typer.echo(json.dumps(report, indent=2))
@@ -87,7 +91,11 @@ def run(
     segment: Segment = None,
     block_size: BlockSize = None,
     dtype: Dtype = None,
+    on: Annotated[
+        str | None, typer.Option(help="torch device to compute on; by default cuda where there is one.")
+    ] = None,
     as_json: AsJson = False,
+    more: Annotated[list[str] | None, typer.Argument(metavar="[QUESTION]...", help="More questions.")] = None,
 ) -> int:
     """Answer questions about a document; its state is computed once and reused."""
     from kvloom.cli.run import RunOptions, run_command
@@ -97,11 +105,12 @@ def run(
     options = RunOptions(
         model=model,
         document=document,
-        questions=tuple(question),
+        questions=(*question, *(more or ())),
         settings=settings,
         max_new_tokens=max_new_tokens,
         segment=segment,
         dtype=dtype,
+        on=on,
         explain=explain,
         as_json=as_json,
     )
@@ -126,6 +135,7 @@ def verify_model(
 
     Exit code: 0 exact, 1 differs, 2 unsupported or bad input, 70 internal error.
     """
+    from kvloom.cli.settings import load_settings
     from kvloom.verification.command import verify_command
 
     return verify_command(
@@ -135,7 +145,7 @@ def verify_model(
         dtype=dtype,
         seed=seed,
         segment=segment,
-        block_size=128 if block_size is None else block_size,
+        block_size=load_settings(None, {"block_size": block_size}).block_size,
         device=device,
         as_json=as_json,
         write=typer.echo,

@@ -32,10 +32,12 @@ def demo_command(*, as_json: bool, interactive: bool) -> int:
     )
     with Progress(*columns, console=status, transient=True, disable=not interactive) as progress:
         task = progress.add_task("starting", total=1.0)
+        said: set[str] = set()
 
         def say(what: str, done: float) -> None:
             progress.update(task, description=escape(what), completed=done)
-            if not interactive and not as_json:
+            if not interactive and not as_json and what not in said:
+                said.add(what)
                 status.print(f"{done:4.0%}  {what}", markup=False)
 
         result = run_demo(say)

@@ -38,6 +38,7 @@ class RunOptions:
     max_new_tokens: int
     segment: int | None
     dtype: str | None
+    on: str | None
     explain: bool
     as_json: bool
 
@@ -51,7 +52,7 @@ def run_command(options: RunOptions) -> int:
     console = Console(highlight=False, soft_wrap=True)
     status = Console(stderr=True)
     with status.status(f"loading {escape(options.model)}"):
-        model, tokenizer = load(options.model, options.dtype)
+        model, tokenizer = load(options.model, options.dtype, options.on)
     prompts = DocumentPrompts.make(tokenizer, text)
     asked = [(question, prompts.ask(question)) for question in options.questions]
 
@@ -86,22 +87,32 @@ def run_command(options: RunOptions) -> int:
     return 0
 
 
-def load(name: str, dtype: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer of ``smollm2`` or of a directory; nothing is fetched.  Raises InputError."""
-    import torch  # noqa: F401  (a missing extra is named before anything else is tried)
+def load(name: str, dtype: str | None, on: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer of ``smollm2`` or of a directory; nothing is fetched.  Raises InputError.
 
+    ``on`` is the torch device to compute on; None takes CUDA where there is one.
+    """
+    import torch
+
+    device = on or ("cuda" if torch.cuda.is_available() else "cpu")
     if name.lower() == SMOLLM2:
         from kvloom.demo import smollm2, weights
 
         if dtype not in (None, "float32"):
             raise InputError(f"dtype {dtype!r}: smollm2 runs in float32; leave --dtype out")
-        return smollm2.load_model(), weights.tokenizer()
+        try:
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:
+            raise InputError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+        return smollm2.load_model().to(device), weights.tokenizer()
 
     from transformers import AutoTokenizer
+    from transformers.utils import logging
 
     from kvloom.verification.command import load_model
 
-    model = load_model(name, dtype=dtype)
+    logging.disable_progress_bar()  # stderr belongs to our own progress
+    model = load_model(name, dtype=dtype, device=device)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
