@@ -6,6 +6,7 @@ from typing import Protocol
 
 import torch
 
+from kvloom.adapters.transformers.scratch import Scratch
 from kvloom.plan import ArenaGeometry, CopyPlan
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.tiers.memory import HostArena, rows_from, steps
@@ -18,9 +19,11 @@ class Arena(Protocol):
 
     Attributes:
         bytes: uint8 ``[arena_bytes]``, the one storage that every cached tensor lies in.
+        scratch: memory for what is read back; None where torch's own allocator keeps it (CUDA).
     """
 
     bytes: torch.Tensor
+    scratch: Scratch | None
 
     def base(self, dtype: torch.dtype) -> torch.Tensor:
         """The arena as a flat tensor of ``dtype``."""
@@ -35,6 +38,7 @@ class CpuArena:
     def __init__(self, geometry: ArenaGeometry, spec: ModelSpec) -> None:
         self._host = HostArena(geometry, spec)
         self.bytes = torch.from_numpy(self._host.buffer)
+        self.scratch: Scratch | None = Scratch()
         self._bases: dict[torch.dtype, torch.Tensor] = {}
 
     def base(self, dtype: torch.dtype) -> torch.Tensor:
@@ -52,6 +56,7 @@ class TorchArena:
     def __init__(self, geometry: ArenaGeometry, spec: ModelSpec, device: torch.device) -> None:
         self._geometry = geometry
         self._spec = spec
+        self.scratch: Scratch | None = None
         self.bytes = torch.zeros(geometry.arena_bytes, dtype=torch.uint8, device=device)
         self._bases: dict[torch.dtype, torch.Tensor] = {}
 

@@ -8,6 +8,7 @@ import torch
 
 from kvloom.adapters.transformers.block_table import BlockTable
 from kvloom.adapters.transformers.paged_tensor import PagedTensor
+from kvloom.adapters.transformers.scratch import SMALLEST, Scratch
 from kvloom.errors import SequenceError
 from kvloom.spec.model_spec import TensorSpec
 from kvloom.tiers.rows import extend_rows
@@ -21,8 +22,9 @@ MANY_RUNS = 6
 class HostPagedTensor(PagedTensor):
     """A paged tensor on a CPU; see :class:`PagedTensor`."""
 
-    def __init__(self, table: BlockTable, base: torch.Tensor, layer: int, tensor: TensorSpec) -> None:
+    def __init__(self, table: BlockTable, base: torch.Tensor, layer: int, tensor: TensorSpec, scratch: Scratch) -> None:
         super().__init__(table, base, layer, tensor)
+        self._scratch = scratch
         axis = tensor.entry_axis or 0
         self._lead = math.prod(tensor.shape[:axis])
         self._row_bytes = math.prod(tensor.shape[axis:]) * self._item
@@ -38,16 +40,24 @@ class HostPagedTensor(PagedTensor):
         """See :class:`PagedTensor`."""
         if begin >= end:
             return self._empty(dead).zero_()
-        out = self._base.new_empty((*self._head, dead + end - begin, *self._tail))
+        out = self._new(dead + end - begin)
         self._read(begin, end, dead, out, 0, 0, 0, 0)
         return out
 
     def extend(self, start: int, rows: torch.Tensor, begin: int, dead: int = 0) -> torch.Tensor:
         """See :class:`PagedTensor`."""
         count = rows.shape[self.dim]
-        out = self._base.new_empty((*self._head, dead + start + count - begin, *self._tail))
+        out = self._new(dead + start + count - begin)
         self._extend(start, self._checked(rows), begin, dead, out)
         return out
+
+    def _new(self, rows: int) -> torch.Tensor:
+        """Memory for ``rows`` rows."""
+        shape = (*self._head, rows, *self._tail)
+        n_bytes = rows * self._lead * self._row_bytes
+        if n_bytes < SMALLEST:
+            return self._base.new_empty(shape)
+        return self._scratch.take(shape, self.dtype, n_bytes // self._item, n_bytes)
 
     def _extend(self, start: int, rows: torch.Tensor, begin: int, dead: int, out: torch.Tensor | None) -> None:
         strides = rows.stride()

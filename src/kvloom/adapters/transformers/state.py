@@ -80,8 +80,10 @@ class SequenceState:
         """One tensor of one layer: paged, or a view of the live slot."""
         base = self._arena.base(TORCH_DTYPES[tensor.dtype])
         if group in self._tables:
-            kind = HostPagedTensor if base.device.type == "cpu" else PagedTensor
-            return kind(self._tables[group], base, position, tensor)
+            table, scratch = self._tables[group], self._arena.scratch
+            if scratch is None:
+                return PagedTensor(table, base, position, tensor)
+            return HostPagedTensor(table, base, position, tensor, scratch)
         return snapshot_view(base, self._live[group], self._spec.groups[group], position, tensor)
 
     def parts(self, tensors: dict[str, tuple[int, int, TensorSpec]]) -> Parts:
