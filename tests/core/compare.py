@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-
-from kvloom.manager import CachedSequence, Manager
-from kvloom.core.arrays import CLOCK, FREE_NODES, FREE_PAGES, GHOST_HEAD
-from kvloom.plan import CopyPlan, Explanation
-from kvloom.types import ObjectState
 from tests.core.reference.arena import Slot
 from tests.core.reference.index import Node
 from tests.core.reference.manager import RefManager, Ticket
 from tests.core.reference.sequence import RefSequence
+
+from kvloom.core.arrays import CLOCK, FREE_NODES, FREE_PAGES, GHOST_HEAD
+from kvloom.manager import CachedSequence, Manager
+from kvloom.plan import CopyPlan, Explanation
+from kvloom.types import ObjectState
 
 State = dict[str, Any]
 FREE = int(ObjectState.FREE)
@@ -115,7 +115,9 @@ def reference_state(ref: RefManager) -> State:
         "free pages": arena.free_pages,
         "open pages": arena.open_pages,
         "free slots": {
-            p: [base[s.group] + s.index for s in reversed(arena.page_free[p])] for pages in arena.open_pages for p in pages
+            p: [base[s.group] + s.index for s in reversed(arena.page_free[p])]
+            for pages in arena.open_pages
+            for p in pages
         },
         "nodes": {n.number: node_value(n) for n in sorted(index.all_nodes(), key=lambda n: n.number)},
         "ghosts": [n.number for n in index.ghosts],
@@ -197,4 +199,8 @@ def reference_plan(ticket: Ticket | None) -> Any:
 
 def differences(fast: State, reference: State) -> list[str]:
     """One line per part that differs."""
-    return [f"{key}:\n    core      {fast[key]}\n    reference {reference[key]}" for key in fast if fast[key] != reference[key]]
+    return [
+        f"{key}:\n    core      {fast[key]}\n    reference {reference[key]}"
+        for key in fast
+        if fast[key] != reference[key]
+    ]

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from tests.core import compare, specs
+from tests.core.reference.manager import RefManager, Ticket
+from tests.core.reference.sequence import RefSequence
 
 from kvloom.config import Device
 from kvloom.errors import CapacityError, SequenceError
@@ -19,12 +22,14 @@ from kvloom.manager import CachedSequence, Manager
 from kvloom.plan import CopyPlan
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import Grade, Kind
-from tests.core import compare, specs
-from tests.core.reference.manager import RefManager, Ticket
-from tests.core.reference.sequence import RefSequence
 
 SALTS = (b"", b"tenant", b"other")
-EXTRA_KEYS: tuple[tuple[tuple[str, str | bytes | int], ...], ...] = ((), (), (("lora", "tenant"),), (("lora", b"tenant"),))
+EXTRA_KEYS: tuple[tuple[tuple[str, str | bytes | int], ...], ...] = (
+    (),
+    (),
+    (("lora", "tenant"),),
+    (("lora", b"tenant"),),
+)
 KIB = 1024
 
 
@@ -35,33 +40,34 @@ class World:
     spec: ModelSpec
     arena: int
     max_sequences: int = 6
-    max_nodes: int | None = None
+    max_nodes: int = 200
     alphabet: int = 2
 
     @property
     def name(self) -> str:
         """For people."""
-        return f"{self.spec.name}, {self.arena // KIB} KiB, {self.max_nodes or 'default'} nodes"
+        return f"{self.spec.name}, {self.arena // KIB} KiB, {self.max_nodes} nodes"
 
 
 WORLDS = (
-    World(specs.FULL, 20 * KIB),
-    World(specs.FULL, 64 * KIB, max_nodes=14),
-    World(specs.FULL_WINDOW, 24 * KIB),
-    World(specs.FULL_WINDOW, 80 * KIB, max_nodes=20),
-    World(specs.THREE_SEGMENTS, 40 * KIB),
-    World(specs.THREE_SEGMENTS, 160 * KIB, max_nodes=24),
-    World(specs.V4, 72 * KIB, max_nodes=40),
-    World(specs.V4, 200 * KIB, max_nodes=12),
-    World(specs.RECURRENT, 40 * KIB),
-    World(specs.RECURRENT, 96 * KIB, max_nodes=24),
-    World(specs.STATE_ONLY, 24 * KIB, max_nodes=30),
-    World(specs.STATE_ONLY, 80 * KIB),
-    World(specs.TINY, 20 * KIB, max_nodes=30, alphabet=3),
+    World(specs.FULL, 40 * KIB, 3),
+    World(specs.FULL, 64 * KIB, 4, max_nodes=14),
+    World(specs.FULL_WINDOW, 46 * KIB, 3),
+    World(specs.FULL_WINDOW, 80 * KIB, 5, max_nodes=20),
+    World(specs.THREE_SEGMENTS, 90 * KIB, 3),
+    World(specs.THREE_SEGMENTS, 200 * KIB, max_nodes=24),
+    World(specs.V4, 150 * KIB, 3, max_nodes=40),
+    World(specs.V4, 200 * KIB, 4, max_nodes=16),
+    World(specs.V4, 17 * KIB, 2),
+    World(specs.RECURRENT, 60 * KIB, 3),
+    World(specs.RECURRENT, 96 * KIB, 4, max_nodes=24),
+    World(specs.STATE_ONLY, 40 * KIB, 3, max_nodes=30),
+    World(specs.STATE_ONLY, 80 * KIB, 5),
+    World(specs.TINY, 30 * KIB, 3, max_nodes=30, alphabet=3),
     World(specs.TINY, 72 * KIB, alphabet=3),
-    World(specs.LARGE_LCM, 40 * KIB),
-    World(specs.LARGE_LCM, 112 * KIB, max_nodes=24),
-    World(specs.CHUNKS_ONLY, 20 * KIB, max_nodes=20),
+    World(specs.LARGE_LCM, 60 * KIB, 3),
+    World(specs.LARGE_LCM, 112 * KIB, 3, max_nodes=24),
+    World(specs.CHUNKS_ONLY, 30 * KIB, 3, max_nodes=20),
     World(specs.CHUNKS_ONLY, 72 * KIB),
 )
 
@@ -74,7 +80,7 @@ class Running:
     ref: RefSequence
 
 
-class Different(AssertionError):
+class DifferentError(AssertionError):
     """The core and the reference disagree."""
 
 
@@ -88,8 +94,6 @@ class Life:
         self.fast = Manager(
             world.spec, [Device(world.arena)], max_sequences=world.max_sequences, max_nodes=world.max_nodes
         )
-        if world.max_nodes is None:
-            self.fast = Manager(world.spec, [Device(world.arena)], max_sequences=world.max_sequences, max_nodes=200)
         self.ref = RefManager.beside(self.fast, world.max_sequences)
         self.sequences: list[Running] = []
         self.closed: list[Running] = []
@@ -98,10 +102,9 @@ class Life:
         self.prompts: list[list[int]] = [[]]
         self.log: list[str] = []
         self.errors = 0
-        self.reused = 0
-        most = min(int(n) * g.block_tokens for n, g in zip(self.fast.geometry.num_slots, world.spec.groups) if g.block_tokens) \
-            if any(g.block_tokens for g in world.spec.groups) else 40
-        self.longest = max(3 * world.spec.segment_tokens, min(most + 2, 8 * world.spec.segment_tokens + 3))
+        self.hits = [0, 0, 0]
+        segment = world.spec.segment_tokens
+        self.longest = next(n for n in range(8 * segment, 0, -1) if self.ref.fits(n)) * 2 // 3 + 2
 
     # ---------------------------------------------------------------- running both
 
@@ -121,14 +124,14 @@ class Life:
         menu: list[tuple[Callable[[], None], int]] = [
             (self._open, 8 if len(self.sequences) < self.world.max_sequences else 1),
             (self._clear, 1 if self.random.random() < 0.2 else 0),
-            (self._drop, 1),
+            (self._drop, 1 if self.random.random() < 0.4 else 0),
             (self._evict, 1),
             (self._stale_plan, 1),
         ]
         if self.plans:
             menu.append((self._plan, 12))
         if self.sequences:
-            menu += [(self._go_on, 40), (self._checkpoint, 5), (self._fork, 3), (self._close, 5)]
+            menu += [(self._go_on, 40), (self._checkpoint, 5), (self._fork, 2), (self._close, 7)]
         if self.closed:
             menu.append((self._after_close, 1))
         return menu
@@ -168,10 +171,9 @@ class Life:
             self._fail(wrong)
 
     def _fail(self, wrong: list[str]) -> None:
+        where = f"{self.world.name}, seed {self.seed}, step {len(self.log)}"
         tail = "\n  ".join(self.log[-12:])
-        raise Different(
-            f"{self.world.name}, seed {self.seed}, step {len(self.log)}\n  {tail}\n" + "\n".join(wrong)
-        )
+        raise DifferentError(f"{where}\n  {tail}\n" + "\n".join(wrong))
 
     def _took_plan(self, what: str, fast: CopyPlan, ref: Ticket | None) -> None:
         one, other = compare.fast_plan(fast), compare.reference_plan(ref)
@@ -187,16 +189,19 @@ class Life:
 
     def _prompt(self) -> list[int]:
         """Often a continuation of something known: a whole earlier sequence, or one that leaves it somewhere."""
+        segment = self.world.spec.segment_tokens
         known = self.random.choice(self.prompts)
-        cut = len(known) if self.random.random() < 0.6 else self.random.randint(0, len(known))
-        more = self.random.choice([0, 1, 1, 2, self.random.randrange(1, 2 * self.world.spec.segment_tokens + 2)])
+        cut = self.random.choice(
+            [len(known)] * 4 + [self.random.randint(0, len(known)), len(known) // segment * segment]
+        )
+        more = self.random.choice([0, 1, 1, 2, self.random.randrange(1, 2 * segment + 2)])
         prompt = known[:cut] + self._tokens(more)
         return prompt[: self.longest] or self._tokens(1)
 
     def _open(self) -> None:
         prompt = self._prompt()
-        salt = self.random.choices(SALTS, (6, 2, 1))[0]
-        extra = self.random.choice(EXTRA_KEYS) if self.random.random() < 0.3 else ()
+        salt = self.random.choices(SALTS, (12, 2, 1))[0]
+        extra = self.random.choice(EXTRA_KEYS) if self.random.random() < 0.15 else ()
         floor = self.random.choices(list(Grade), (1, 4, 2))[0]
         made = self._both(
             f"open {prompt} {salt!r} {extra} {floor.name}",
@@ -207,7 +212,8 @@ class Life:
             return
         running = Running(*made)
         self.sequences.append(running)
-        self.reused += running.fast.reused
+        tail = running.fast.reused % self.world.spec.segment_tokens
+        self.hits[0 if not running.fast.reused else 2 if tail else 1] += 1
         restore = self.ref.tickets.get(running.ref.restore)
         self._took_plan("open", running.fast.restore, restore)
         self.prompts.append(prompt)
@@ -222,8 +228,11 @@ class Life:
         """The next thing an engine would do with one of the sequences."""
         at, s = self._pick()
         waiting = [p for p in self.plans if p.ticket == s.fast.restore.ticket]
-        if waiting and self.random.random() < 0.9:
+        if waiting and self.random.random() < 0.95:
             self._finish(waiting[0], executed=self.random.random() < 0.95)
+        elif s.ref.broken and self.random.random() < 0.8:
+            self._both(f"close {at}", s.fast.close, s.ref.close)
+            self.closed = [*self.closed[-3:], self.sequences.pop(at)]
         elif s.ref.pending:
             self._commit_or_roll_back(at, s)
         else:
@@ -243,7 +252,9 @@ class Life:
         if known and self.random.random() < 0.5:
             ahead = self.random.choice(known)[s.ref.length : s.ref.length + count]
             ids = ahead + ids[len(ahead) :]
-        self._both(f"append {at} {ids}", lambda: s.fast.append(np.array(ids, dtype=np.int32)), lambda: s.ref.append(ids))
+        self._both(
+            f"append {at} {ids}", lambda: s.fast.append(np.array(ids, dtype=np.int32)), lambda: s.ref.append(ids)
+        )
 
     def _commit_or_roll_back(self, at: int, s: Running) -> None:
         if self.random.random() < 0.08:
@@ -271,7 +282,12 @@ class Life:
             self._took_plan("fork", plan, self.ref.tickets.get(ref.restore))
 
     def _close(self) -> None:
+        """Often at the end of a request: its end is kept, and it goes."""
         at, s = self._pick()
+        if self.random.random() < 0.6 and not s.ref.pending:
+            plans = self._both(f"checkpoint {at}", s.fast.checkpoint, s.ref.checkpoint)
+            if plans is not None:
+                self._took_plan("checkpoint", *plans)
         self._both(f"close {at}", s.fast.close, s.ref.close)
         self.closed = [*self.closed[-3:], self.sequences.pop(at)]
 

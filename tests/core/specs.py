@@ -27,9 +27,7 @@ def snapshots(
 ) -> GroupSpec:
     """A snapshot group."""
     tensor = TensorSpec("state", (slot_bytes // 4,), "float32")
-    return GroupSpec(
-        name, kind, (0,), (tensor,), needed_unless_multiple_of=unless_multiple, first_needed=first_needed
-    )
+    return GroupSpec(name, kind, (0,), (tensor,), needed_unless_multiple_of=unless_multiple, first_needed=first_needed)
 
 
 def full(block_tokens: int = 4, slot_bytes: int = 2048) -> GroupSpec:

@@ -291,8 +291,7 @@ def allocate(spec: ModelSpec, geometry: ArenaGeometry, max_nodes: int) -> Arrays
     count = len(groups)
     slot_base = np.concatenate([[0], np.cumsum(geometry.num_slots)]).astype(np.int32)
     total = int(slot_base[-1])
-    pages_of = geometry.num_slots // geometry.slots_per_page
-    pages = count if geometry.static_split else int(pages_of[0])
+    pages = count if geometry.static_split else int(geometry.num_slots[0] // geometry.slots_per_page[0])
     col_base = np.cumsum([0] + [columns_of(g, spec.segment_tokens) for g in groups]).astype(np.int32)
     buckets = 1 << max(4, (2 * max_nodes - 1).bit_length())
     group = np.array(
@@ -339,6 +338,8 @@ def _own_static_pages(a: Arrays) -> None:
     for g in range(len(a.rule)):
         first, last = int(a.slot_base[g]), int(a.slot_base[g + 1])
         a.page_group[g] = g
+        if first == last:  # a tiny arena may have no slot at all for a group that short sequences do not need
+            continue
         a.page_free[g] = first
         a.next[first:last] = np.arange(first + 1, last + 1, dtype=np.int32)
         a.next[last - 1] = -1

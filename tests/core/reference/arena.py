@@ -55,7 +55,9 @@ class Arena:
         if self.static:
             self.free_pages = []
             for g in range(groups):
-                self._give_page_to(g, g)
+                self.page_group[g] = g
+                if self.slots[g]:
+                    self._give_page_to(g, g)
 
     def on_page(self, group: int, page: int) -> list[Slot]:
         """The slots of ``group`` that lie on ``page``."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvloom.plan import ArenaGeometry
-from kvloom.spec.model_spec import ModelSpec
-from kvloom.types import SLOT_EVICTED, SLOT_QUARANTINED, Kind, ObjectState
 from tests.core.reference.arena import COMMITS, EVICTIONS, Arena, Slot
 from tests.core.reference.index import Index, Node, Place
 from tests.core.reference.rules import Group
+
+from kvloom.plan import ArenaGeometry
+from kvloom.spec.model_spec import ModelSpec
+from kvloom.types import SLOT_EVICTED, SLOT_QUARANTINED, Kind, ObjectState
 
 PREFIX_KINDS = (Kind.COMPRESSED, Kind.INDEXER)
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tests.core.reference.arena import MISSES, Slot
+from tests.core.reference.core import Core
+from tests.core.reference.index import Node, Place
+from tests.core.reference.sequence import RefSequence
+
 from kvloom.errors import CapacityError
 from kvloom.manager import Manager
 from kvloom.plan import ArenaGeometry, Explanation, Limit
 from kvloom.spec.footprint import peak_bytes, peak_slots
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import REASON_OF_COLUMN, SLOT_CLEARED, SLOT_QUARANTINED, Grade, Kind, ObjectState, Reason
-from tests.core.reference.arena import MISSES, Slot
-from tests.core.reference.core import Core
-from tests.core.reference.index import Node, Place
-from tests.core.reference.sequence import RefSequence
 
 Namespace = tuple[bytes, tuple[tuple[str, object], ...]]
 
@@ -202,10 +203,9 @@ class RefManager:
     def finish(self, number: int, *, executed: bool) -> None:
         """The plan was executed, or will never be."""
         self.arena.clock += 1
-        if not executed:
+        if not executed and number in self.tickets:
             for sequence in self.running:
-                if number and sequence.restore == number:
-                    sequence.broken = True
+                sequence.broken = sequence.broken or sequence.restore == number
         if number == 0:
             return
         ticket = self.tickets.pop(number, None)

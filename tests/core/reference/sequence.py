@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from tests.core.reference.arena import HITS, UNKEPT, Slot
+from tests.core.reference.index import Node, Place
+
 from kvloom.errors import SequenceError
 from kvloom.plan import Explanation
 from kvloom.types import Grade, ObjectState
-from tests.core.reference.arena import HITS, UNKEPT, Slot
-from tests.core.reference.index import Node, Place
 
 if TYPE_CHECKING:
     from tests.core.reference.manager import Copy, RefManager, Ticket
@@ -341,7 +342,11 @@ class RefSequence:
         explanation = self.explanation
         if explanation is not None and self.length:
             explanation = Explanation(
-                explanation.boundary, self.grade, explanation.prompt_tokens, explanation.known_tokens, explanation.limits
+                explanation.boundary,
+                self.grade,
+                explanation.prompt_tokens,
+                explanation.known_tokens,
+                explanation.limits,
             )
         child.explanation = explanation
         manager.running.append(child)
