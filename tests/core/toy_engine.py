@@ -44,9 +44,8 @@ class ToyArena:
 
     def run(self, plan: CopyPlan) -> None:
         """Execute the copies of a plan in order."""
-        for group, source, target, entries in zip(
-            *(x.tolist() for x in (plan.group, plan.src, plan.dst, plan.entries))
-        ):
+        columns = (plan.group.tolist(), plan.src.tolist(), plan.dst.tolist(), plan.entries.tolist())
+        for group, source, target, entries in zip(*columns, strict=True):
             content = list(self.read(group, source)) if source >= 0 else [None] * len(self.read(group, target))
             if entries >= 0:
                 content[entries:] = [None] * (len(content) - entries)
@@ -135,9 +134,11 @@ class ToyEngine:
                 self.arena.read(group.index, slot)[entry % entries] = made
 
     def _check_private(self, group: int, slot: int) -> None:
-        arrays = self.manager.arrays
-        at = int(arrays.slot_base[group]) + slot
-        if arrays.owner[at] >= 0 or arrays.pins[at] != 1:
+        """A forward writes only into slots that are not cached and that no other sequence reads."""
+        arrays, rows = self.manager.arrays, self.manager.rows
+        mine = slice(int(rows.offset[group]), int(rows.offset[group] + rows.width[group]))
+        readers = int((rows.table[[s.row for s in self.manager.running()], mine] == slot).sum())
+        if arrays.owner[int(arrays.slot_base[group]) + slot] >= 0 or readers != 1:
             raise WrongStateError(f"group {group} slot {slot}: a forward writes into a shared object")
 
     def rows(self, sequence: CachedSequence) -> list[tuple[int, Entry, int]]:
