@@ -133,7 +133,9 @@ def read_into_cache(engine: Engine, ids: tuple[int, ...], floor: Grade, status: 
     end = len(ids) // segment * segment if floor is Grade.CANONICAL else len(ids)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,.0f}/{task.total:,.0f}"))
     with (
-        Progress(*columns, TimeElapsedColumn(), console=status, transient=True) as progress,
+        Progress(
+            *columns, TimeElapsedColumn(), console=status, transient=True, disable=not status.is_terminal
+        ) as progress,
         engine.open(ids, floor=floor) as session,
     ):
         task = progress.add_task("reading the document", total=max(end, 1), completed=session.length)
