@@ -70,7 +70,7 @@ class Bench:
     @property
     def tolerance(self) -> float:
         """What the logits of a faithful hit may be off by."""
-        return 2.0 * self.spread.absolute
+        return self.spread.tolerance
 
     # ---------------------------------------------------------------- prompts and cold runs
 

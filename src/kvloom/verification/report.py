@@ -170,7 +170,11 @@ class Report:
             "first_difference": _difference_json(self.first_failure),
         }
         if self.spread is not None:
-            values["spread"] = {**asdict(self.spread), "relative": self.spread.relative}
+            values["spread"] = {
+                **asdict(self.spread),
+                "relative": self.spread.relative,
+                "tolerance": self.spread.tolerance,
+            }
         jsonable: dict[str, Any] = _finite(values)
         return jsonable
 
@@ -181,7 +185,8 @@ class Report:
             s = self.spread
             lines.append(
                 f"transformers with itself: spread {s.absolute:.3g} = {s.relative:.2g} of the logits' scale "
-                f"(limit {s.limit:g}); {s.routed_positions} positions routed otherwise, not judged"
+                f"(limit {s.limit:g}); faithful hits may be off by {s.tolerance:.3g}; "
+                f"{s.routed_positions} positions routed otherwise, not judged"
             )
         for b in self.boundaries:
             mark = "ok" if b.passed else "DIFFERS"

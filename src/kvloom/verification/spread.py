@@ -23,6 +23,7 @@ class Spread:
     Attributes:
         scale: largest absolute logit of the one-shot run.
         absolute: largest difference of any logit at any position between any two of the runs.
+        resolution: one rounding step of the largest logit in the model's dtype.
         limit: what ``relative`` may be at most.
         routers: sparse routers found in the model.
         routed_positions: positions at which a router would have picked other entries than in one shot (their
@@ -33,6 +34,7 @@ class Spread:
 
     scale: float
     absolute: float
+    resolution: float
     limit: float
     routers: int
     routed_positions: int
@@ -43,6 +45,15 @@ class Spread:
     def relative(self) -> float:
         """The spread relative to the logits' scale; infinite when the logits are not finite or all zero."""
         return self.absolute / self.scale if self.scale > 0 else float("inf")
+
+    @property
+    def tolerance(self) -> float:
+        """What the logits of a faithful hit may be off by: twice the spread.
+
+        The spread is a sample; in half precision few roundings fall otherwise, and a short run may show none
+        at all.  So it counts as at least one rounding step of the logits.
+        """
+        return 2.0 * max(self.absolute, self.resolution)
 
     @property
     def supported(self) -> bool:
@@ -72,6 +83,7 @@ def measure_spread(model: PreTrainedModel, ids: torch.Tensor, segment: int) -> S
     return Spread(
         scale=scale,
         absolute=absolute,
+        resolution=torch.finfo(model.dtype).eps * scale,
         limit=SPREAD_LIMIT.get(model.dtype, SPREAD_LIMIT_OTHER),
         routers=first.routes.routers,
         routed_positions=len(flips),
