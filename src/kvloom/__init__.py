@@ -11,15 +11,32 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kvloom.config import CacheConfig, Device, parse_size
-    from kvloom.errors import CapacityError, ConfigError, InputError, KVLoomError, SpecError
+    from kvloom.errors import (
+        CapacityError,
+        ConfigError,
+        InputError,
+        IntegrityError,
+        KVLoomError,
+        LifecycleError,
+        MissingExtraError,
+        SequenceError,
+        SpecError,
+        StaleLeaseError,
+        UnsupportedError,
+        WrongThreadError,
+    )
+    from kvloom.manager import CachedSequence, KindStats, Manager, Stats
     from kvloom.plan import CopyPlan, Explanation, Limit
+    from kvloom.spec.from_config import spec_from_config
     from kvloom.spec.model_spec import GroupSpec, ModelSpec, TensorSpec
+    from kvloom.spec.presets import load_preset
     from kvloom.types import Form, Grade, Kind, Reason
 
 __version__ = "0.1.0"
 
 _HOME = {
     "CacheConfig": "kvloom.config",
+    "CachedSequence": "kvloom.manager",
     "CapacityError": "kvloom.errors",
     "ConfigError": "kvloom.errors",
     "CopyPlan": "kvloom.plan",
@@ -29,18 +46,31 @@ _HOME = {
     "Grade": "kvloom.types",
     "GroupSpec": "kvloom.spec.model_spec",
     "InputError": "kvloom.errors",
+    "IntegrityError": "kvloom.errors",
     "KVLoomError": "kvloom.errors",
     "Kind": "kvloom.types",
+    "KindStats": "kvloom.manager",
+    "LifecycleError": "kvloom.errors",
     "Limit": "kvloom.plan",
+    "Manager": "kvloom.manager",
+    "MissingExtraError": "kvloom.errors",
     "ModelSpec": "kvloom.spec.model_spec",
     "Reason": "kvloom.types",
+    "SequenceError": "kvloom.errors",
     "SpecError": "kvloom.errors",
+    "StaleLeaseError": "kvloom.errors",
+    "Stats": "kvloom.manager",
     "TensorSpec": "kvloom.spec.model_spec",
+    "UnsupportedError": "kvloom.errors",
+    "WrongThreadError": "kvloom.errors",
+    "load_preset": "kvloom.spec.presets",
     "parse_size": "kvloom.config",
+    "spec_from_config": "kvloom.spec.from_config",
 }
 
 __all__ = [
     "CacheConfig",
+    "CachedSequence",
     "CapacityError",
     "ConfigError",
     "CopyPlan",
@@ -50,15 +80,27 @@ __all__ = [
     "Grade",
     "GroupSpec",
     "InputError",
+    "IntegrityError",
     "KVLoomError",
     "Kind",
+    "KindStats",
+    "LifecycleError",
     "Limit",
+    "Manager",
+    "MissingExtraError",
     "ModelSpec",
     "Reason",
+    "SequenceError",
     "SpecError",
+    "StaleLeaseError",
+    "Stats",
     "TensorSpec",
+    "UnsupportedError",
+    "WrongThreadError",
     "__version__",
+    "load_preset",
     "parse_size",
+    "spec_from_config",
 ]
 
 
