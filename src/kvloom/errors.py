@@ -23,7 +23,7 @@ class CapacityError(KVLoomError):
     """The request does not fit into a tier under its cap.
 
     Attributes:
-        needed: bytes that the request needs at its peak.
+        needed: bytes that the request needs at its peak; when it can never fit, bytes of a tier that it fits into.
         cap: bytes of the tier.
         in_use: bytes that cannot be evicted now because running sequences hold them.
         never_fits: True when the request cannot fit even in an empty tier.

@@ -39,7 +39,16 @@ ARENAS = [
     (specs.STATE_ONLY, 80 * KIB),
     (specs.LARGE_LCM, 112 * KIB),
 ]
-TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=20)
+COUNTS = st.integers(1, 20)
+
+
+def _stream(leave_at: int, variant: int) -> list[int]:
+    """Tokens that agree with the common stream up to ``leave_at``."""
+    return [i % 7 if i < leave_at else (i * (variant + 3) + variant) % 11 for i in range(96)]
+
+
+STREAMS = [_stream(96, 0), _stream(40, 1), _stream(16, 2), _stream(17, 3), _stream(1, 4)]
+"""What sequences say; they share prefixes of 96, 40, 16, 17 and 1 tokens."""
 
 
 class Caching(RuleBasedStateMachine):
@@ -51,7 +60,7 @@ class Caching(RuleBasedStateMachine):
         super().__init__()
         self.running: list[CachedSequence] = []
         self.late: list[CopyPlan] = []
-        self.known: list[list[int]] = [[]]
+        self.hits = 0
 
     @initialize(arena=st.sampled_from(ARENAS), nodes=st.sampled_from([12, 40, 200]))
     def make(self, arena: tuple[Any, int], nodes: int) -> None:
@@ -68,10 +77,14 @@ class Caching(RuleBasedStateMachine):
         elif plan.ticket:
             self.late.append(plan)
 
-    @rule(data=st.data(), more=TOKENS, floor=st.sampled_from(Grade), salt=st.sampled_from([b"", b"", b"other"]))
-    def open(self, data: st.DataObject, more: list[int], floor: Grade, salt: bytes) -> None:
-        known = data.draw(st.sampled_from(self.known), label="continues")
-        prompt = known[: data.draw(st.integers(0, len(known)), label="up to")] + more
+    @rule(
+        stream=st.sampled_from(STREAMS),
+        count=st.integers(1, 90),
+        floor=st.sampled_from([Grade.FAITHFUL, Grade.APPROXIMATE, Grade.CANONICAL]),
+        salt=st.sampled_from([b"", b"", b"", b"other"]),
+    )
+    def open(self, stream: list[int], count: int, floor: Grade, salt: bytes) -> None:
+        prompt = stream[:count]
         crowded = bool(self.running or self.late)
         try:
             sequence = self.engine.open(prompt, floor=floor, salt=salt)
@@ -82,15 +95,31 @@ class Caching(RuleBasedStateMachine):
         assert sequence.reused < len(prompt)
         assert sequence.explanation.boundary == sequence.reused
         assert sequence.grade >= floor
+        self.hits += sequence.reused > 0
         self.running.append(sequence)
 
+    @rule(stream=st.sampled_from(STREAMS), count=st.integers(2, 90), answer=st.integers(0, 3))
+    def whole_request(self, stream: list[int], count: int, answer: int) -> None:
+        try:
+            self.hits += self.engine.request(stream[:count], stream[count : count + answer]).reused > 0
+        except CapacityError:
+            for sequence in set(self.manager.running()) - set(self.running):
+                sequence.close()
+
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), tokens=TOKENS, grade=st.sampled_from([Grade.CANONICAL, Grade.CANONICAL, Grade.FAITHFUL]))
-    def step(self, data: st.DataObject, tokens: list[int], grade: Grade) -> None:
+    @rule(
+        data=st.data(),
+        stream=st.sampled_from(STREAMS),
+        count=COUNTS,
+        to_segment_end=st.booleans(),
+        grade=st.sampled_from([Grade.CANONICAL, Grade.CANONICAL, Grade.FAITHFUL]),
+    )
+    def step(self, data: st.DataObject, stream: list[int], count: int, to_segment_end: bool, grade: Grade) -> None:
         sequence = self._pick(data)
         segment = self.manager.spec.segment_tokens
-        if data.draw(st.booleans(), label="one segment"):
-            tokens = (tokens * segment)[: segment - sequence.length % segment]
+        if to_segment_end:
+            count = segment - sequence.length % segment
+        tokens = stream[sequence.length :][:count] or [1]
         if self.manager.spec.max_positions and sequence.length + len(tokens) > self.manager.spec.max_positions:
             return
         before = sequence.length
@@ -100,12 +129,12 @@ class Caching(RuleBasedStateMachine):
             assert sequence.length == before
             return
         self._report(plan, now=data.draw(st.booleans(), label="reported"))
-        self.known = [*self.known[-8:], sequence.tokens.tolist()]
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data(), tokens=TOKENS)
-    def forward_that_fails(self, data: st.DataObject, tokens: list[int]) -> None:
+    @rule(data=st.data(), count=COUNTS)
+    def forward_that_fails(self, data: st.DataObject, count: int) -> None:
         sequence = self._pick(data)
+        tokens = [1] * count
         if self.manager.spec.max_positions and sequence.length + len(tokens) > self.manager.spec.max_positions:
             return
         try:

@@ -53,6 +53,30 @@ def plan_geometry(spec: ModelSpec, arena_bytes: int) -> ArenaGeometry:
     return _static_split(spec, arena_bytes)
 
 
+def fits(spec: ModelSpec, geometry: ArenaGeometry, tokens: int) -> bool:
+    """Whether a request of ``tokens`` tokens, at its peak, fits into an empty arena."""
+    slots = np.array(peak_slots(spec, tokens, spec.segment_tokens), dtype=np.int64)
+    if geometry.static_split:
+        return bool((slots <= geometry.num_slots).all())
+    pages = -(-slots // geometry.slots_per_page)
+    return int(pages.sum()) * int(geometry.page_bytes[0]) <= geometry.arena_bytes
+
+
+def smallest_arena(spec: ModelSpec, tokens: int) -> int:
+    """Bytes of a tier, to within 1 %, into which a request of ``tokens`` tokens fits as arenas are cut here.
+
+    For messages: takes up to a few tenths of a second.
+    """
+    low = max(peak_bytes(spec, tokens, spec.segment_tokens), peak_bytes(spec, SMALLEST_REQUEST, 1)) - 1
+    high = low + 1
+    while not fits(spec, plan_geometry(spec, high), tokens):
+        low, high = high, 2 * high
+    while high - low > max(1, low // 100):
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(spec, plan_geometry(spec, middle), tokens) else (middle, high)
+    return high
+
+
 def wanted_slots(spec: ModelSpec, tokens: int) -> list[int]:
     """Slots per group that one request of ``tokens`` tokens and what it leaves in the index would use."""
     peak = peak_slots(spec, tokens, spec.segment_tokens)

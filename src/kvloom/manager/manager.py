@@ -16,7 +16,7 @@ from kvloom.core import sweep
 from kvloom.core.arrays import CLOCK, MISSES, Arrays, allocate
 from kvloom.core.block_pool import release
 from kvloom.core.eviction import make_node_room
-from kvloom.core.geometry import plan_geometry
+from kvloom.core.geometry import fits, plan_geometry, smallest_arena
 from kvloom.core.hybrid_match import best_boundary, walk
 from kvloom.core.integrity import check_books
 from kvloom.core.namespace import ExtraKey, encode_namespace
@@ -28,7 +28,7 @@ from kvloom.manager.sequence import CachedSequence
 from kvloom.manager.stats import Stats, collect_stats
 from kvloom.manager.tickets import Tickets
 from kvloom.plan import ArenaGeometry, CopyPlan, Explanation
-from kvloom.spec.footprint import peak_bytes, peak_slots
+from kvloom.spec.footprint import peak_bytes
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import SLOT_CLEARED, SLOT_QUARANTINED, AnyArray, Grade, Int32Array, IntArray, Kind
 from kvloom.verify.abi import layout_identity
@@ -210,21 +210,13 @@ class Manager:
         """Bytes of the slots that cannot be evicted now."""
         return sweep.held_bytes(self.arrays, self.geometry.slot_bytes)
 
-    def _fits(self, tokens: int) -> bool:
-        """Whether a request of ``tokens`` tokens fits into the empty tier."""
-        slots = np.array(peak_slots(self.spec, tokens, self.spec.segment_tokens), dtype=np.int64)
-        geometry = self.geometry
-        if geometry.static_split:
-            return bool((slots <= geometry.num_slots).all())
-        pages = -(-slots // geometry.slots_per_page)
-        return int(pages.sum()) * int(geometry.page_bytes[0]) <= geometry.arena_bytes
-
     def _admit(self, tokens: int) -> None:
-        if not self._fits(tokens):
-            needed = self.peak_bytes(tokens)
+        if not fits(self.spec, self.geometry, tokens):
+            needed = smallest_arena(self.spec, tokens)
             raise CapacityError(
-                f"a prompt of {tokens} tokens needs {needed} bytes at its peak and can never fit into the device tier "
-                f"of {self.cap} bytes; make the tier larger or the prompt shorter",
+                f"a prompt of {tokens} tokens can never fit into the device tier of {self.cap} bytes; its state takes "
+                f"{self.peak_bytes(tokens)} bytes at its peak, which needs a tier of {needed} bytes: make it that "
+                "large, or the prompt shorter",
                 needed=needed,
                 cap=self.cap,
                 in_use=self.in_use(),
@@ -233,7 +225,8 @@ class Manager:
 
     def no_room(self, group: int, tokens: int, doing: str) -> CapacityError:
         """The error for a group that could not get a slot because everything is in use."""
-        needed = self.peak_bytes(tokens)
+        possible = fits(self.spec, self.geometry, tokens)
+        needed = self.peak_bytes(tokens) if possible else smallest_arena(self.spec, tokens)
         in_use = self.in_use()
         return CapacityError(
             f"no room to {doing}: group {self.spec.groups[group].name!r} has no free slot and {in_use} of {self.cap} "
@@ -242,7 +235,7 @@ class Manager:
             needed=needed,
             cap=self.cap,
             in_use=in_use,
-            never_fits=not self._fits(tokens),
+            never_fits=not possible,
         )
 
     def evict(self, n_bytes: int) -> int:

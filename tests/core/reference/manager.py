@@ -14,6 +14,7 @@ from tests.core.reference.core import Core
 from tests.core.reference.index import Node, Place
 from tests.core.reference.sequence import RefSequence
 
+from kvloom.core.geometry import smallest_arena
 from kvloom.errors import CapacityError
 from kvloom.manager import Manager
 from kvloom.plan import ArenaGeometry, Explanation, Limit
@@ -83,7 +84,7 @@ class RefManager:
         """Match, explain, lease."""
         prompt = tuple(tokens)
         if not self.fits(len(prompt)):
-            raise self.error(self.peak_bytes(len(prompt)), never=True)
+            raise self.no_room(len(prompt))
         root = self._root((salt, extra_keys))
         node = self.best_boundary(root, prompt, floor)
         explanation = self.explain(root, prompt, node.end, floor)
@@ -239,10 +240,6 @@ class RefManager:
         pages = sum(-(-n // int(per)) for n, per in zip(slots, self.geometry.slots_per_page, strict=True))
         return pages <= len(self.arena.page_group)
 
-    def peak_bytes(self, tokens: int) -> int:
-        """Bytes of a request of this length at its peak."""
-        return peak_bytes(self.spec, tokens, self.spec.segment_tokens)
-
     def in_use(self) -> int:
         """Bytes that cannot be evicted now."""
         return sum(self.core.groups[s.group].slot_bytes for s in self.arena.held())
@@ -253,7 +250,9 @@ class RefManager:
 
     def no_room(self, tokens: int) -> CapacityError:
         """The error of a request of ``tokens`` tokens that found everything in use."""
-        return self.error(self.peak_bytes(tokens), never=not self.fits(tokens))
+        if not self.fits(tokens):
+            return self.error(smallest_arena(self.spec, tokens), never=True)
+        return self.error(peak_bytes(self.spec, tokens, self.spec.segment_tokens), never=False)
 
     def used_bytes(self) -> int:
         """Bytes of every slot that is not free."""
