@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
 
-from kvloom.adapters.transformers.device import CpuArena, TorchArena, make_arena
-from kvloom.config import Device
-from kvloom.errors import InputError
-from kvloom.manager import Manager
-from kvloom.plan import CopyPlan
-from kvloom.spec.from_config import spec_from_config
-from kvloom.testing.families import tiny_config
-from kvloom.tiers.memory import HostArena, rows_from
+from kvloom.adapters.transformers.device import CpuArena, TorchArena, make_arena  # noqa: E402
+from kvloom.config import Device  # noqa: E402
+from kvloom.errors import InputError  # noqa: E402
+from kvloom.manager import Manager  # noqa: E402
+from kvloom.plan import CopyPlan  # noqa: E402
+from kvloom.spec.from_config import spec_from_config  # noqa: E402
+from kvloom.testing.families import tiny_config  # noqa: E402
+from kvloom.tiers.memory import HostArena, rows_from  # noqa: E402
 
 
 def spec_and_geometry(family: str) -> tuple[Any, Any]:

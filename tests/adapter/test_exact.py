@@ -6,13 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from transformers import DynamicCache
 
-from kvloom.adapters.transformers import layer_state
-from kvloom.adapters.transformers.forward import forward_chunk
-from kvloom.testing.families import FAMILIES
-from kvloom.types import Grade
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from transformers import DynamicCache  # noqa: E402
+
+from kvloom.adapters.transformers import layer_state  # noqa: E402
+from kvloom.adapters.transformers.device import TorchArena  # noqa: E402
+from kvloom.adapters.transformers.forward import forward_chunk  # noqa: E402
+from kvloom.testing.families import FAMILIES  # noqa: E402
+from kvloom.types import Grade  # noqa: E402
 
 DEEP = ("gpt_oss", "qwen3_next", "deepseek_v4")
 METHODS = (
@@ -24,7 +28,6 @@ METHODS = (
     "update_conv_state",
     "update_recurrent_state",
     "get_mask_sizes",
-    "get_seq_length",
 )
 
 
@@ -93,6 +96,7 @@ def test_layers_return_what_transformers_layers_return(lab: Any, family: str) ->
             forward_chunk(engine.model, ids[:, at : at + size], cold, at)
             forward_chunk(engine.model, ids[:, at : at + size], session.cache, at)
             at += size
+            assert session.cache.get_seq_length() == cold.get_seq_length() == at
             assert len(log_warm) == len(log_cold)
             for (i, name, warm, warm_strides), (j, other, expected, strides) in zip(log_warm, log_cold, strict=True):
                 where = (family, at, size, i, name)
@@ -166,3 +170,22 @@ def test_gradients_do_not_reach_the_arena(lab: Any) -> None:
         assert out.logits.requires_grad
         assert not engine.arena.base(torch.float32).requires_grad
         assert torch.equal(lab.last(session, ids), lab.cold(engine.model, ids))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", [*DEEP, "llama4", "deepseek_v32"])
+def test_the_arena_of_accelerators_is_exact_too(
+    lab: Any, family: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The implementation for CUDA, run on the CPU."""
+    monkeypatch.setattr(
+        "kvloom.adapters.transformers.engine.make_arena",
+        lambda geometry, spec, device: TorchArena(geometry, spec, device),
+    )
+    engine, ids = lab.engine(family, dtype), lab.ids(140)
+    assert isinstance(engine.arena, TorchArena)
+    cold = lab.cold(engine.model, ids)
+    for reused in (0, 139):
+        got, logits = lab.answer(engine, ids)
+        assert got == reused
+        assert torch.equal(logits, cold)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-torch = pytest.importorskip("torch")
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvloom.adapters.transformers.block_table import BlockTable
-from kvloom.adapters.transformers.host_tensor import HostPagedTensor
-from kvloom.adapters.transformers.paged_tensor import PagedTensor
-from kvloom.adapters.transformers.scratch import SMALLEST, Scratch
-from kvloom.config import Device
-from kvloom.errors import SequenceError
-from kvloom.manager import Manager
-from kvloom.spec.model_spec import GroupSpec, ModelSpec, TensorSpec
-from kvloom.types import Int32Array, Kind
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from kvloom.adapters.transformers.block_table import BlockTable  # noqa: E402
+from kvloom.adapters.transformers.host_tensor import HostPagedTensor  # noqa: E402
+from kvloom.adapters.transformers.paged_tensor import PagedTensor  # noqa: E402
+from kvloom.adapters.transformers.scratch import SMALLEST, Scratch  # noqa: E402
+from kvloom.config import Device  # noqa: E402
+from kvloom.errors import SequenceError  # noqa: E402
+from kvloom.manager import Manager  # noqa: E402
+from kvloom.spec.model_spec import GroupSpec, ModelSpec, TensorSpec  # noqa: E402
+from kvloom.types import Int32Array, Kind  # noqa: E402
 
 
 class Slots:
@@ -41,7 +41,9 @@ class Slots:
         raise NotImplementedError
 
 
-def build(lead: tuple[int, ...], tail: tuple[int, ...], entries: int, slots: list[int], host: bool) -> tuple[PagedTensor, Slots]:
+def build(
+    lead: tuple[int, ...], tail: tuple[int, ...], entries: int, slots: list[int], host: bool
+) -> tuple[PagedTensor, Slots]:
     tensors = (
         TensorSpec("keys", (*lead, *tail), "float32", entry_axis=len(lead)),
         TensorSpec("values", (3, 5), "float32", entry_axis=1),
@@ -67,7 +69,13 @@ def build(lead: tuple[int, ...], tail: tuple[int, ...], entries: int, slots: lis
 )
 @settings(max_examples=150, deadline=None)
 def test_what_is_written_is_read(
-    lead: tuple[int, ...], tail: tuple[int, ...], entries: int, sizes: list[int], transposed: bool, host: bool, seed: int
+    lead: tuple[int, ...],
+    tail: tuple[int, ...],
+    entries: int,
+    sizes: list[int],
+    transposed: bool,
+    host: bool,
+    seed: int,
 ) -> None:
     rng = np.random.default_rng(seed)
     sizes = [min(s, 4 * entries) for s in sizes]
@@ -93,7 +101,9 @@ def test_what_is_written_is_read(
         assert torch.equal(paged.gather(0, start + size), reference)
 
 
-@pytest.mark.parametrize("slots", [list(range(40)), list(range(39, -1, -1)), list(range(0, 40, 2)) + list(range(1, 40, 2))])
+@pytest.mark.parametrize(
+    "slots", [list(range(40)), list(range(39, -1, -1)), list(range(0, 40, 2)) + list(range(1, 40, 2))]
+)
 def test_large_reads_run_by_run(slots: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvloom.adapters.transformers.host_tensor.PARALLEL_BYTES", 1024)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)

@@ -9,11 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
-from transformers import DynamicCache
 
-from kvloom.adapters.transformers import attach
-from kvloom.errors import (
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from transformers import DynamicCache  # noqa: E402
+
+from kvloom.adapters.transformers import attach  # noqa: E402
+from kvloom.errors import (  # noqa: E402
     CapacityError,
     ConfigError,
     InputError,
@@ -22,7 +25,7 @@ from kvloom.errors import (
     UnsupportedError,
     WrongThreadError,
 )
-from kvloom.testing.families import random_model, tiny_config
+from kvloom.testing.families import random_model, tiny_config  # noqa: E402
 
 Call = Callable[[Any, torch.Tensor, Any], Any]
 
@@ -110,7 +113,11 @@ def test_another_thread_is_refused(lab: Any) -> None:
     engine, ids, caught = lab.engine("gpt_oss"), lab.ids(40), []
 
     def use() -> None:
-        for call in (lambda: engine.open(ids), session.prefill, lambda: engine.model(ids, past_key_values=session.cache)):
+        for call in (
+            lambda: engine.open(ids),
+            session.prefill,
+            lambda: engine.model(ids, past_key_values=session.cache),
+        ):
             try:
                 call()
             except WrongThreadError as error:
@@ -160,7 +167,9 @@ def test_bad_ids_in_a_forward_change_nothing(lab: Any) -> None:
         assert torch.equal(lab.last(session, ids), lab.cold(engine.model, ids))
 
 
-@pytest.mark.parametrize("make", [torch.Tensor.tolist, torch.Tensor.numpy, lambda t: t, lambda t: t[0], lambda t: t.int()[0].tolist()])
+@pytest.mark.parametrize(
+    "make", [torch.Tensor.tolist, torch.Tensor.numpy, lambda t: t, lambda t: t[0], lambda t: t.int()[0].tolist()]
+)
 def test_ids_in_every_form_are_the_same_prompt(lab: Any, make: Callable[[torch.Tensor], Any]) -> None:
     engine, ids = lab.engine("gpt_oss"), lab.ids(40)
     lab.answer(engine, ids)
@@ -182,7 +191,7 @@ def test_no_room_in_mid_answer_leaves_the_session_where_it_was(lab: Any) -> None
     a, b = lab.ids(150, 1), lab.ids(120, 2)
     first, second = engine.open(a), engine.open(b)
     first.prefill()
-    with pytest.raises(CapacityError) as caught:
+    with pytest.raises(CapacityError) as caught:  # noqa: PT012 - where the room ends is the manager's business
         second.prefill()
         engine.model.generate(b, past_key_values=second.cache, max_new_tokens=200)
     assert not caught.value.never_fits
@@ -198,7 +207,7 @@ def test_no_room_in_mid_answer_leaves_the_session_where_it_was(lab: Any) -> None
 
 def test_attach_refuses_what_it_cannot_serve() -> None:
     model = random_model(tiny_config("gpt_oss"))
-    with pytest.raises(ConfigError, match="device|size"):
+    with pytest.raises(ConfigError, match="size"):
         attach(model, device="lots")
     with pytest.raises(ConfigError, match="LCM"):
         attach(model, segment=100)

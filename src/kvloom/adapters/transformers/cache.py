@@ -103,11 +103,8 @@ class PagedCache(Cache):
         return False
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens of state; also for models without any attention layer."""
-        if not self.runner.counting:
-            return self.runner.length
-        length: int = super().get_seq_length(layer_idx)
-        return length
+        """Tokens of state before the forward in progress; right also after a forward that was cut off."""
+        return self.runner.length
 
     def crop(self, tokens_to_remove: int) -> None:
         """UnsupportedError, unless there is nothing to remove."""
