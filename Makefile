@@ -2,13 +2,14 @@
 # make demo    watch a hybrid model reuse a long document
 # make check   ruff, mypy --strict, import-linter
 # make test    the test suite
+# make wheel-check  the wheel, without torch, on every Python that is here
 # make gpu-check   verify-model for five families on CUDA (says so when there is no CUDA device)
 
 VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.kvloom-setup
 
-.PHONY: setup demo check test gpu-check wheel
+.PHONY: setup demo check test gpu-check wheel-check
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -32,5 +33,5 @@ test: setup
 gpu-check: setup
 	$(BIN)/python tools/gpu_check.py
 
-wheel: setup
-	$(BIN)/python -m build --wheel
+wheel-check: setup
+	bash tools/wheel_check.sh

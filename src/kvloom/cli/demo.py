@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 def demo_command(*, as_json: bool, interactive: bool) -> int:
     """Run the demo and print what it found; 0 when every warm answer was identical to its cold one, else 1."""
+    from kvloom.demo import weights
+
+    weights.require()
+
     from kvloom.demo.show import run_demo
 
     status = Console(stderr=True, highlight=False)

