@@ -178,10 +178,7 @@ def test_the_arena_of_accelerators_is_exact_too(
     lab: Any, family: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The implementation for CUDA, run on the CPU."""
-    monkeypatch.setattr(
-        "kvloom.adapters.transformers.engine.make_arena",
-        lambda geometry, spec, device: TorchArena(geometry, spec, device),
-    )
+    monkeypatch.setattr("kvloom.adapters.transformers.engine.make_arena", TorchArena)
     engine, ids = lab.engine(family, dtype), lab.ids(140)
     assert isinstance(engine.arena, TorchArena)
     cold = lab.cold(engine.model, ids)
