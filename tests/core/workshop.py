@@ -1,0 +1,94 @@
+"""Tools of the core's tests: small managers, squeezed memory, what a manager holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from tests.core.toy_engine import ToyEngine
+
+from kvloom.config import Device
+from kvloom.core.arrays import ALLOCS
+from kvloom.core.block_pool import release, take_slot
+from kvloom.manager import CachedSequence, Manager
+from kvloom.manager.tickets import Copy
+from kvloom.plan import CopyPlan
+from kvloom.spec.model_spec import ModelSpec
+
+KIB = 1024
+
+
+def engine(spec: ModelSpec, kib: int, **options: Any) -> ToyEngine:
+    """A toy engine on a fresh manager with an arena of ``kib`` KiB."""
+    return ToyEngine(Manager(spec, [Device(kib * KIB)], **options))
+
+
+def prompt_of(length: int, variant: int = 0) -> list[int]:
+    """``length`` tokens; other variants differ from the first token on."""
+    return [(variant + i * (variant + 1)) % 50 for i in range(length)]
+
+
+@contextmanager
+def squeezed(manager: Manager, group: int, leave: int) -> Iterator[None]:
+    """While inside, ``group`` can only get ``leave`` more slots: plans in flight hold what is free or evictable."""
+    arrays = manager.arrays
+    mine = range(int(arrays.slot_base[group]), int(arrays.slot_base[group + 1]))
+    evictable = [s for s in mine if arrays.owner[s] >= 0 and arrays.pins[s] == 0]
+    plans: list[CopyPlan] = [manager.tickets.issue([Copy(group, -1, slot)]) for slot in evictable]
+    taken: list[int] = []
+    while (slot := int(take_slot(arrays, group))) >= 0:
+        taken.append(slot)
+    plans += [manager.tickets.issue([Copy(group, -1, slot)]) for slot in taken[leave:]]
+    for slot in taken:
+        release(arrays, group, slot)
+    try:
+        yield
+    finally:
+        for plan in plans:
+            manager.abandon(plan)
+
+
+def allocations(manager: Manager) -> list[int]:
+    """Slots taken so far, per group."""
+    taken: list[int] = manager.arrays.counters[:, ALLOCS].tolist()
+    return taken
+
+
+def holdings(manager: Manager) -> dict[str, Any]:
+    """Who holds what: slots with holders, block tables, plans, living index nodes.  Order and clocks are left out."""
+    arrays, rows = manager.arrays, manager.rows
+    running = [sequence.row for sequence in manager.running()]
+    return {
+        "holders": arrays.pins.tolist(),
+        "states": arrays.state.tolist(),
+        "owners": arrays.owner.tolist(),
+        "tables": rows.table[running].tolist(),
+        "bounds": (rows.first[running].tolist(), rows.last[running].tolist()),
+        "rows": running,
+        "plans": sorted(manager.tickets._open),
+        "weights": {n: w for n, w in enumerate(arrays.weight.tolist()) if w},
+        "in use": manager.in_use(),
+    }
+
+
+def view(sequence: CachedSequence) -> dict[str, Any]:
+    """What a sequence shows."""
+    groups = range(len(sequence.books()[1].width))
+    return {
+        "numbers": (sequence.length, sequence.reused, sequence.grade, sequence.broken, sequence.closed, sequence.node),
+        "tokens": sequence.tokens.tolist(),
+        "tables": [sequence.block_table(g).tolist() for g in groups],
+        "bounds": [(sequence.first_block(g), sequence.num_blocks(g)) for g in groups],
+    }
+
+
+def reason_list(sequence: CachedSequence) -> list[tuple[Any, ...]]:
+    """The limits of an explanation as tuples: (reason, position, tier, kind, group)."""
+    return [(x.reason, x.position, x.tier, x.kind, x.group) for x in sequence.explanation.limits]
+
+
+def ids(tokens: list[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Tokens as the manager takes them."""
+    return np.array(tokens, dtype=np.int32)
