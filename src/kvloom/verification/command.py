@@ -9,13 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvloom.errors import InputError, KVLoomError
+from kvloom.errors import CapacityError, InputError, MissingExtraError, SpecError, UnsupportedError
 from kvloom.verification.report import EXIT_INTERNAL, Report, Verdict
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 DTYPES = ("float32", "bfloat16", "float16")
+_NOT_OUR_FAULT = (CapacityError, InputError, MissingExtraError, SpecError, UnsupportedError)
+"""What input can cause; any other exception, also another of kvloom's own, is an internal error."""
 
 
 def verify_command(
@@ -56,7 +58,7 @@ def verify_command(
 
         model = load_model(source, random_init=random_init, dtype=dtype, seed=seed, device=device)
         report = verify_model(model, tokens=tokens, seed=seed, segment=segment, block_size=block_size, name=source)
-    except KVLoomError as error:
+    except _NOT_OUR_FAULT as error:
         report.verdict, report.reason = Verdict.UNSUPPORTED, str(error)
     except ModuleNotFoundError as error:
         report.verdict = Verdict.UNSUPPORTED

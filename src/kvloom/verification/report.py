@@ -135,6 +135,7 @@ class Report:
     boundaries: list[Boundary] = field(default_factory=list)
     kinds: dict[Kind, KindResult] = field(default_factory=dict)
     groups: dict[str, KindResult] = field(default_factory=dict)
+    evicted_bytes: int = 0
 
     @property
     def first_failure(self) -> Boundary | None:
@@ -166,6 +167,7 @@ class Report:
             "spread": None,
             "boundaries": [_boundary_json(b) for b in self.boundaries],
             "kinds": {k.name.lower(): _kind_json(v) for k, v in sorted(self.kinds.items())},
+            "evicted_bytes": self.evicted_bytes,
             "groups": {name: _kind_json(v) for name, v in self.groups.items()},
             "first_difference": _difference_json(self.first_failure),
         }

@@ -137,7 +137,7 @@ def eviction_in_between(bench: Bench) -> None:
     """Evict more and more of what is cached, then clear; after each, the same prompts must still be right."""
     manager = bench.engine.manager
     for share in (0.5, 0.9, 1.0):
-        manager.evict(manager.cap if share == 1.0 else int(share * manager.stats().used))
+        bench.report.evicted_bytes += manager.evict(manager.cap if share == 1.0 else int(share * manager.stats().used))
         resume_anywhere(bench, "eviction", bench.ids)
     manager.clear()
     resume_anywhere(bench, "eviction", bench.ids)

@@ -14,6 +14,8 @@ SPREAD_LIMIT: dict[torch.dtype, float] = {torch.float64: 1e-6, torch.float32: 1e
 """Largest spread, relative to the logits' scale, that rounding explains."""
 SPREAD_LIMIT_OTHER = 5e-2
 """The same for bfloat16 and anything coarser."""
+_ROWS = 256
+"""Positions that are compared at once: logits of a large vocabulary are kept in the model's dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +67,18 @@ def measure_spread(model: PreTrainedModel, ids: torch.Tensor, segment: int) -> S
     """Run ``ids`` (``[1, n]``) three ways with transformers' own caches and compare all logits."""
     tokens = ids.shape[1]
     first = RouteObserver()
-    one_shot = run_cold(model, ids, [(0, tokens)], logits_to_keep=0, observer=first).all_logits().float()
+    one_shot = run_cold(model, ids, [(0, tokens)], logits_to_keep=0, observer=first).all_logits()
     runs, flips = {"one shot": one_shot}, set()
     for name, chunks in (("chunked", canonical_chunks(tokens, segment)), ("token by token", single_tokens(tokens))):
         observer = RouteObserver(first.routes)
-        runs[name] = run_cold(model, ids, chunks, logits_to_keep=0, observer=observer).all_logits().float()
+        runs[name] = run_cold(model, ids, chunks, logits_to_keep=0, observer=observer).all_logits()
         flips |= observer.flips
-    scale = float(one_shot.abs().max().nan_to_num(nan=0.0, posinf=0.0))
+    scale = float(one_shot.abs().max().float().nan_to_num(nan=0.0, posinf=0.0))
     absolute, worst, position = 0.0, "", 0
     names = list(runs)
     for i, left in enumerate(names):
         for right in names[i + 1 :]:
-            per_position = (runs[left] - runs[right]).abs().amax(dim=1).nan_to_num(nan=float("inf"))
+            per_position = _largest_per_row(runs[left], runs[right])
             largest = float(per_position.max())
             if largest >= absolute:
                 absolute, worst, position = largest, f"{left} / {right}", int(per_position.argmax())
@@ -90,3 +92,10 @@ def measure_spread(model: PreTrainedModel, ids: torch.Tensor, segment: int) -> S
         worst=worst,
         position=position,
     )
+
+
+def _largest_per_row(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Largest absolute difference in each row of two ``[rows, vocab]`` tensors, float32; a NaN counts as infinite."""
+    parts = [slice(at, at + _ROWS) for at in range(0, left.shape[0], _ROWS)]
+    largest = torch.cat([(left[part].float() - right[part].float()).abs().amax(dim=1) for part in parts])
+    return largest.nan_to_num(nan=float("inf"))

@@ -167,6 +167,9 @@ def _judge(report: Report, spec: ModelSpec) -> None:
             what = result.omission.value if result.omission else "never tried"
             report.reason = f"{kind} ({group.name}) left out: {what}"
             return
+    if not report.evicted_bytes:
+        report.reason = "nothing was evicted, so nothing is known about resuming after eviction"
+        return
     report.verdict = Verdict.EXACT
     kinds = ", ".join(kind.name.lower() for kind in sorted(report.kinds, key=Kind))
     report.reason = f"{len(report.boundaries)} resumes equal to cold runs; kinds restored: {kinds}"
