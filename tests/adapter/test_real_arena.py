@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+psutil = pytest.importorskip("psutil")
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
+
+from transformers import DynamicCache  # noqa: E402
 
 from kvloom.adapters.transformers.forward import forward_chunk  # noqa: E402
 from kvloom.adapters.transformers.state import arena_views  # noqa: E402
@@ -79,12 +82,19 @@ def test_altering_restored_slots_changes_the_logits(lab: Any, family: str) -> No
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v4", "qwen3_next"])
-def test_a_session_keeps_no_second_copy(lab: Any, family: str) -> None:
-    """Between forwards a session owns nothing but views; what it reads back is scratch that the next layer reuses."""
-    engine = lab.engine(family)
-    ids = lab.ids(1200)
+def test_a_long_run_takes_no_more_than_cap_scratch_and_activations(lab: Any, family: str) -> None:
+    cap = 6 << 20
+    engine = lab.engine(family, device=cap, block_size=128, segment=128, max_sequences=4)
+    ids = lab.ids(4000)
+    forward_chunk(engine.model, ids[:, :128], DynamicCache(config=engine.model.config), 0)
+    lab.answer(engine, ids[:, :140], salt=b"warm")
+    process = psutil.Process()
+    before = peak = process.memory_info().rss
     with engine.open(ids) as session:
-        session.prefill()
-        per_tensor = 1200 * 2 * 16 * 4
-        assert engine.arena.scratch is not None
-        assert engine.arena.scratch.n_bytes <= 4 * per_tensor
+        while session.length < 3999:
+            session.step(3999)
+            peak = max(peak, process.memory_info().rss)
+    longest = 4000 * 2 * 16 * 4  # keys of one full layer
+    assert engine.scratch_bytes <= 4 * longest
+    scores = 4 * 128 * 4000 * 4  # attention of one chunk, in float32
+    assert peak - before <= cap + engine.scratch_bytes + 6 * scores

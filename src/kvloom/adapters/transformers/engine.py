@@ -36,7 +36,7 @@ ExtraKey = tuple[str, str | bytes | int]
 class Engine:
     """A model whose cached state kvloom manages.  Made by :func:`attach`; belongs to the thread that made it.
 
-    A session that is dropped without ``close`` is closed at the next call of ``open``.
+    A session that is dropped without ``close`` is closed at the next call of any session.
 
     Attributes:
         model: the attached model.
@@ -80,7 +80,7 @@ class Engine:
         tokens = self.checked(token_ids)
         if self.model.training:
             raise UnsupportedError("the model is in training mode, so its state is random; call model.eval() first")
-        self._close_dropped()
+        self.close_dropped()
         keys = (*extra_keys, ("kvloom.abi", self._abi()))
         sequence = self.manager.open(tokens, salt=salt, extra_keys=keys, floor=floor)
         try:
@@ -89,6 +89,11 @@ class Engine:
         except BaseException:
             sequence.close()
             raise
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Host memory beside the arena that what is read back for attention takes now (0 on an accelerator)."""
+        return 0 if self.arena.scratch is None else self.arena.scratch.n_bytes
 
     def checked(self, token_ids: Any) -> Int32Array:
         """Token ids as int32 ``[n]``; InputError names what is wrong."""
@@ -110,10 +115,15 @@ class Engine:
         weakref.finalize(runner, self._dropped.append, runner.sequence).atexit = False
         return runner
 
+    def close_dropped(self) -> None:
+        """Close the sequences of sessions and copied caches that nobody refers to any more."""
+        while self._dropped:
+            self._dropped.pop().close()
+
     def close(self) -> None:
         """Take the hooks off the model.  Open sessions cannot go on; close them first."""
         self._hooks.remove()
-        self._close_dropped()
+        self.close_dropped()
 
     def __enter__(self) -> Self:
         return self
@@ -122,10 +132,6 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _close_dropped(self) -> None:
-        while self._dropped:
-            self._dropped.pop().close()
 
     def _abi(self) -> str:
         """What may change under a running engine and then makes other state: it becomes part of every key."""

@@ -35,7 +35,6 @@ class ForwardHooks:
             model.register_forward_pre_hook(self._before, with_kwargs=True),
             model.register_forward_hook(self._after, with_kwargs=True, always_call=True),
         )
-        self._model = model
 
     def remove(self) -> None:
         """Take the hooks off the model."""

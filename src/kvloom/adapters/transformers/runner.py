@@ -50,6 +50,7 @@ class Runner:
     def take_off(self, ids: torch.Tensor) -> None:
         """A forward over ``ids`` (int64, ``[q]``) is about to run: reserve its slots."""
         self.abort()
+        self.engine.close_dropped()
         sequence, start = self.sequence, self.sequence.length
         self.engine.run(sequence.append(ids.numpy(force=True)))
         self._state.refresh()
@@ -81,6 +82,7 @@ class Runner:
     def fork(self) -> Runner:
         """A second sequence with the same past."""
         self.abort()
+        self.engine.close_dropped()
         self.sequence.check()
         child, plan = self.sequence.fork()
         try:
