@@ -14,6 +14,9 @@ import pytest
 
 pytest.importorskip("torch")
 
+from kvloom.cli.run import _MEANING, _sentence
+from kvloom.types import Reason
+
 QUESTIONS = ("--question", "What jumps?", "--question", "Over what does it jump?")
 SMALL = ("--device", "8MiB", "--block-size", "64", "--max-new-tokens", "8")
 
@@ -62,6 +65,12 @@ def test_text(invoke, model_dir: Path, document: Path) -> None:
     assert "tokens reused" in done.stdout
     assert "stopped at" in done.stdout
     assert "And who rests?" in done.stdout
+
+
+def test_every_reason_has_a_sentence() -> None:
+    assert set(_MEANING) == set(Reason)
+    said = _sentence({"reason": "evicted", "position": 640, "tier": "device", "kind": "window", "group": "window.32"})
+    assert said == "stopped at 640 in tier device, window (window.32): dropped to make room"
 
 
 def test_config_file_and_notices(invoke, model_dir: Path, document: Path, tmp_path: Path) -> None:

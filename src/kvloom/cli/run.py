@@ -17,6 +17,7 @@ from kvloom.demo.result import grade_name, kind_rows
 from kvloom.engine.prompts import DocumentPrompts, read_document
 from kvloom.errors import CapacityError, InputError
 from kvloom.plan import Explanation
+from kvloom.types import Reason
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -25,6 +26,18 @@ if TYPE_CHECKING:
     from kvloom.types import Grade
 
 SMOLLM2 = "smollm2"
+_MEANING = {
+    Reason.EMPTY: "nothing is cached",
+    Reason.TOKENS: "no cached prefix goes on with these tokens",
+    Reason.LAST_TOKEN: "it is as long as it can be, the last prompt token is always recomputed",
+    Reason.NOT_KEPT: "the state there was never kept",
+    Reason.EVICTED: "dropped to make room",
+    Reason.CLEARED: "dropped on request",
+    Reason.QUARANTINED: "it failed a check",
+    Reason.GRADE: "its grade is below the floor",
+    Reason.STALE: "it changed between lookup and use",
+    Reason.ABI: "it was made with another layout",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +245,10 @@ def _print_answer(console: Console, answer: dict[str, Any]) -> None:
     )
     if "explanation" in answer:
         for limit in answer["explanation"]["limits"]:
-            where = f", {limit['kind']} ({limit['group']})" if limit["kind"] else ""
-            console.print(
-                f"[dim]  stopped at {limit['position']:,} in tier {limit['tier']}: {limit['reason']}{escape(where)}[/]"
-            )
+            console.print(f"[dim]  {escape(_sentence(limit))}[/]")
     console.print()
+
+
+def _sentence(limit: dict[str, Any]) -> str:
+    subject = f"{limit['kind']} ({limit['group']})" if limit["kind"] else "the hit"
+    return f"stopped at {limit['position']:,} in tier {limit['tier']}, {subject}: {_MEANING[Reason(limit['reason'])]}"
