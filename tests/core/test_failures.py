@@ -44,6 +44,7 @@ def test_a2_no_prompt_is_too_short_to_hit(length: int) -> None:
     again = manager.open(prompt)
     assert again.reused == length - 1
     assert [x.reason for x in again.explanation.limits] == [Reason.LAST_TOKEN]
+    manager.complete(again.restore)
     assert again.first_block(2) == max(0, length - 512) // 128
 
 

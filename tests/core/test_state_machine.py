@@ -195,6 +195,10 @@ class Caching(RuleBasedStateMachine):
     def drop(self, data: st.DataObject, quarantine: bool) -> None:
         group = data.draw(st.sampled_from(self.manager.spec.groups), label="group")
         self.manager.drop(group.name, quarantine=quarantine)
+        for sequence in [s for s in self.running if s.broken]:
+            assert quarantine
+            sequence.close()
+            self.running.remove(sequence)
 
     @invariant()
     def books_agree(self) -> None:

@@ -30,7 +30,7 @@ from kvloom.manager.tickets import Tickets
 from kvloom.plan import ArenaGeometry, CopyPlan, Explanation
 from kvloom.spec.footprint import peak_bytes
 from kvloom.spec.model_spec import ModelSpec
-from kvloom.types import SLOT_CLEARED, SLOT_QUARANTINED, AnyArray, Grade, Int32Array, IntArray, Kind
+from kvloom.types import SLOT_CLEARED, SLOT_QUARANTINED, AnyArray, Grade, Int32Array, IntArray, Kind, ObjectState
 from kvloom.verify.abi import layout_identity
 from kvloom.verify.hit import VerifiedHit, verify
 
@@ -81,6 +81,8 @@ class Manager:
             raise ConfigError(f"tiers must be exactly one Device, not {list(tiers)!r}")
         if max_sequences < 1:
             raise ConfigError(f"max_sequences is {max_sequences}; use at least 1")
+        if max_nodes is not None and max_nodes < 1:
+            raise ConfigError(f"max_nodes is {max_nodes}; use at least 1")
         self.spec = spec
         self.cap = tiers[0].size
         self.geometry: ArenaGeometry = plan_geometry(spec, self.cap)
@@ -246,6 +248,8 @@ class Manager:
     def clear(self, salt: bytes | None = None) -> int:
         """Forget every cached object (of one salt); running sequences keep what they hold.  Returns how many."""
         self.enter()
+        if salt is not None and not isinstance(salt, bytes):
+            raise InputError(f"salt must be bytes or None, not {type(salt).__name__}; encode it first")
         self.tick()
         return sum(
             int(sweep.forget(self.arrays, ns.root, -1, -1, SLOT_CLEARED))
@@ -256,7 +260,8 @@ class Manager:
     def drop(self, what: Kind | str, position: int | None = None, *, quarantine: bool = False) -> int:
         """Forget the objects of one kind or group, everywhere or where they begin at token ``position``.
 
-        Snapshots begin where they were taken.  ``quarantine`` marks them as failed instead of cleared.
+        Snapshots begin where they were taken.  ``quarantine`` marks them as failed instead of cleared, and breaks the
+        running sequences that read them.
         Everything else stays, so this is also how a verification run leaves a kind out.  Returns how many.
         Raises InputError for a group that the model does not have.
         """
@@ -267,11 +272,16 @@ class Manager:
         self.tick()
         code = SLOT_QUARANTINED if quarantine else SLOT_CLEARED
         at = -1 if position is None else position
-        return sum(
+        dropped = sum(
             int(sweep.forget(self.arrays, -1, g, at, code))
             for g, group in enumerate(self.spec.groups)
             if what in (group.name, group.kind)
         )
+        if quarantine:
+            failed = self.arrays.state == int(ObjectState.QUARANTINED)
+            for sequence in self._running.values():
+                sequence.distrust(failed)
+        return dropped
 
     # ---------------------------------------------------------------- looking
 
@@ -327,7 +337,8 @@ class Manager:
                 f"{already + array.size} tokens are more than the {self.spec.max_positions} positions of "
                 f"{self.spec.name}; shorten the prompt"
             )
-        return np.ascontiguousarray(array, dtype=np.int32)
+        # read-only arrays are another type to compiled code, which would be compiled once more for them
+        return np.require(array, dtype=np.int32, requirements=("C", "A", "W"))
 
     def _namespace(self, name: bytes, salt: bytes) -> Namespace:
         known = self._namespaces.get(name)

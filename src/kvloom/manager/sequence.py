@@ -242,6 +242,15 @@ class CachedSequence:
         """Told by the manager that plan ``ticket`` will not be executed: without its restore the sequence is broken."""
         self._broken = self._broken or ticket == self.restore.ticket
 
+    def distrust(self, failed: AnyArray) -> None:
+        """Told by the manager which slots failed a check (bool, global slots): who reads one of them is broken."""
+        a, r = self._manager.arrays, self._manager.rows
+        reads = self._manager.tickets.slots(self.restore.ticket)
+        for g in range(len(a.rule)):
+            blocks = range(int(r.first[self.row, g]), int(r.last[self.row, g]))
+            reads += [int(slot_at(a, r, self.row, g, block)) for block in blocks]
+        self._broken = self._broken or bool(failed[np.array(reads, dtype=np.int64)].any())
+
     # ---------------------------------------------------------------- reading
 
     def block_table(self, group: int) -> Int32Array:
@@ -277,7 +286,7 @@ class CachedSequence:
 
     @property
     def broken(self) -> bool:
-        """True when the state is not whole: a rollback left it half written, or its restore was abandoned."""
+        """True when the state is not whole: half written, never restored, or read from a quarantined object."""
         return self._broken
 
     @property
@@ -303,8 +312,8 @@ class CachedSequence:
             raise SequenceError("the sequence is closed; open the prompt again")
         if self._broken:
             raise SequenceError(
-                "a forward failed half-way or the restore was abandoned, so the state may be torn; close the sequence "
-                "and open the prompt again"
+                "the state cannot be trusted: a forward failed half-way, the restore was abandoned, or an object that "
+                "it reads failed a check; close the sequence and open the prompt again"
             )
         if self._manager.tickets.is_open(self.restore.ticket):
             raise SequenceError("the restore plan was not completed; run it and call Manager.complete first")

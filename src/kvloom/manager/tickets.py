@@ -97,6 +97,11 @@ class Tickets:
         """Whether the plan still waits for its copies."""
         return ticket in self._open
 
+    def slots(self, ticket: int) -> list[int]:
+        """Global slots that an open plan reads or writes; empty for a ticket that is not open."""
+        opened = self._open.get(ticket)
+        return [] if opened is None else [slot for _, slot in opened.held]
+
     def complete(self, ticket: int) -> None:
         """The copies were executed."""
         self._finish(ticket, publish=True)

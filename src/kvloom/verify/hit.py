@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 
 import numpy as np
 
@@ -38,10 +38,10 @@ class VerifiedHit:
     depth: int
     checkpoint: int
     path: Int32Array
-    door: object
+    door: InitVar[object]
 
-    def __post_init__(self) -> None:
-        if self.door is not _DOOR:
+    def __post_init__(self, door: object) -> None:
+        if door is not _DOOR:
             raise TypeError("a VerifiedHit is only made by kvloom.verify.hit.verify")
 
 

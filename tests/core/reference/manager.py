@@ -280,7 +280,17 @@ class RefManager:
         for group in self.core.groups:
             if what == (group.name if isinstance(what, str) else group.kind):
                 dropped += self._forget(None, group.index, position, code)
+        if quarantine:
+            self._break_readers()
         return dropped
+
+    def _break_readers(self) -> None:
+        """Sequences that read, or are about to restore from, an object that failed a check."""
+        for sequence in self.running:
+            reads = [slot for held in sequence.blocks for slot in held.values()]
+            if sequence.restore in self.tickets:
+                reads += [c.src for c in self.tickets[sequence.restore].copies if c.src is not None]
+            sequence.broken = sequence.broken or any(s.state is ObjectState.QUARANTINED for s in reads)
 
     def _forget(self, root: Node | None, group: int | None, position: int | None, code: int) -> int:
         dropped = 0
