@@ -111,8 +111,8 @@ def _runs(begin: int, offsets: list[int]) -> list[tuple[int, int, int, int]]:
     at, count = 0, len(offsets)
     while at < count:
         stop = at + 1
-        stride = offsets[stop] - offsets[at] if stop < count else 0
-        if stride > 0:
+        stride = max(0, offsets[stop] - offsets[at]) if stop < count else 0
+        if stride:
             while stop < count and offsets[stop] - offsets[stop - 1] == stride:
                 stop += 1
         runs.append((begin + at, stop - at, offsets[at], stride))
