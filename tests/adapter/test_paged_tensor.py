@@ -101,9 +101,16 @@ def test_what_is_written_is_read(
         assert torch.equal(paged.gather(0, start + size), reference)
 
 
-@pytest.mark.parametrize(
-    "slots", [list(range(40)), list(range(39, -1, -1)), list(range(0, 40, 2)) + list(range(1, 40, 2))]
-)
+LAYOUTS = [
+    list(range(40)),
+    list(range(40))[::-1],
+    [*range(0, 40, 2), *range(1, 40, 2)],
+    [39, 38, *range(38)],
+    [7, 3, 20, *range(21, 40), *range(8, 20), 0, 1, 2, 4, 5, 6],
+]
+
+
+@pytest.mark.parametrize("slots", LAYOUTS)
 def test_large_reads_run_by_run(slots: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvloom.adapters.transformers.host_tensor.PARALLEL_BYTES", 1024)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
