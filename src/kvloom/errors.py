@@ -42,7 +42,14 @@ class SequenceError(KVLoomError):
 
 
 class StaleLeaseError(SequenceError):
-    """A leased object's generation changed: the slot was freed or reused after the lookup."""
+    """A leased object's generation changed: the slot was freed or reused after the lookup.
+
+    ``group``: the KV cache group of the object.
+    """
+
+    def __init__(self, message: str, *, group: str) -> None:
+        super().__init__(message)
+        self.group = group
 
 
 class LifecycleError(KVLoomError):

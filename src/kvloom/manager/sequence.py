@@ -301,7 +301,8 @@ class CachedSequence:
         if g >= 0:
             raise StaleLeaseError(
                 f"a slot of group {manager.spec.groups[g].name!r} changed its generation under this sequence; "
-                "its lease is void, close it and open the prompt again"
+                "its lease is void, close it and open the prompt again",
+                group=manager.spec.groups[g].name,
             )
 
     # ---------------------------------------------------------------- parts

@@ -183,8 +183,8 @@ class Bench:
         return Boundary(plan.at, grade, plan.scenario, False, float("inf"), 0.0, difference)
 
     def _stale(self, error: StaleLeaseError, at: int) -> Difference:
-        group = next((g for g in self.spec.groups if repr(g.name) in str(error)), None)
-        return Difference(group.kind if group else None, group.name if group else "", -1, "", at, "stale")
+        group = self.spec.groups[self.spec.group_index(error.group)]
+        return Difference(group.kind, group.name, -1, "", at, "stale")
 
     def count_restored(self, position: int) -> None:
         """Count the objects that a hit at ``position`` reused, per group and kind."""

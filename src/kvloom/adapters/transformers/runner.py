@@ -52,6 +52,7 @@ class Runner:
         self.abort()
         self.engine.close_dropped()
         sequence, start = self.sequence, self.sequence.length
+        sequence.check()
         self.engine.run(sequence.append(ids.numpy(force=True)))
         self._state.refresh()
         self.flight.start, self.flight.end = start, start + ids.shape[0]
