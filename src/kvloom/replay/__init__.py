@@ -1,0 +1,1 @@
+"""Replay of production traces: the real manager, without tensors, beside the exact offline optimum."""

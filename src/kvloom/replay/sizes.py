@@ -1,0 +1,61 @@
+"""Sizes of the device tier: bytes, or a share of the unique blocks of a trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvloom.config import parse_size
+from kvloom.errors import ConfigError
+from kvloom.spec.model_spec import ModelSpec, round_up
+from kvloom.spec.pages import spec_page
+from kvloom.types import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSize:
+    """What ``--device`` asked for: exactly one of ``share`` (of the unique blocks, in percent) and ``size`` (bytes)."""
+
+    asked: str
+    share: float | None = None
+    size: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> DeviceSize:
+        """``"10%"``, or a size such as ``"40GiB"``; raises ConfigError."""
+        asked = text.strip()
+        if not asked.endswith("%"):
+            return cls(asked, size=parse_size(asked))
+        try:
+            share = float(asked[:-1])
+        except ValueError:
+            share = 0.0
+        if not 0 < share <= 1000:
+            raise ConfigError(f"device {text!r} is not a share; write a percentage above 0 such as 10%, or a size")
+        return cls(asked, share=share)
+
+    def blocks(self, unique: int, block_bytes: int) -> int:
+        """Blocks of the trace that this size is meant to hold: the capacity of the optimum."""
+        if self.share is not None:
+            return max(1, int(unique * self.share / 100))
+        assert self.size is not None
+        return self.size // block_bytes
+
+    def device_bytes(self, spec: ModelSpec, unique: int, block_bytes: int) -> int:
+        """Bytes of the device tier; a share is rounded up to whole pages."""
+        if self.size is not None:
+            return self.size
+        return round_up(self.blocks(unique, block_bytes) * block_bytes, spec_page(spec).page_bytes)
+
+
+def trace_block_bytes(spec: ModelSpec, block: int) -> int:
+    """Bytes of all groups for ``block`` tokens in the middle of a long prompt, everything kept that may be kept."""
+    segment = spec.segment_tokens
+    total = 0
+    for group in spec.groups:
+        if not group.is_snapshot:
+            total += group.slot_bytes * (segment // group.block_tokens)
+        elif group.kind is Kind.RECURRENT:
+            total += -(-group.slot_bytes * segment // (spec.snapshot_interval or segment))
+        elif not group.needed_unless_multiple_of or segment % group.needed_unless_multiple_of:
+            total += group.slot_bytes
+    return max(1, -(-total * block // segment))
