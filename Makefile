@@ -9,6 +9,9 @@ VENV  := .venv
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.kvloom-setup
 
+# Threads that wait by spinning are several times slower when the cores have other work too.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 .PHONY: setup demo check test gpu-check wheel-check
 .DEFAULT_GOAL := setup
 
