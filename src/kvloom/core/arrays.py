@@ -28,14 +28,14 @@ RULE_PREFIX = int(MatchRule.PREFIX)
 RULE_WINDOW = int(MatchRule.RUN)
 RULE_SNAPSHOT = int(MatchRule.POINT)
 
-CLOCK, FREE_PAGES, FREE_NODES, GHOST_HEAD, GHOST_TAIL, NODES_USED = range(6)
+CLOCK, FREE_PAGES, FREE_NODES, GHOST_HEAD, GHOST_TAIL, NODES_USED, FRUGAL = range(7)
 """Places in ``scalars``."""
 
 ALLOCS, EVICTIONS, HITS, MISSES, COMMITS, UNKEPT = range(6)
 """Columns of ``counters[g]``: objects allocated, evicted, leased, missing, committed, not kept for lack of room."""
 
 
-# rows of ``group``: int32 [14, G]
+# rows of ``group``: int32 [17, G]
 RULE = 0  # RULE_*
 RATIO = 1  # tokens per entry
 BLOCK_TOKENS = 2  # 0 = snapshot
@@ -50,6 +50,9 @@ LRU_HEAD = 10  # global slot, least recently released first
 LRU_TAIL = 11
 PART_HEAD = 12  # first page with a free slot
 USED = 13  # slots not free
+PINNED = 14  # slots in use that cannot be evicted now
+PINNED_PAGES = 15  # pages with such a slot
+NEED = 16  # scratch: slots that an operation is about to take
 
 # rows of ``page``: int32 [6, P]
 PAGE_GROUP = 0  # -1 = free
@@ -91,7 +94,7 @@ class Arrays(NamedTuple):
     Few arrays with many rows, since compile time grows with the number of arrays a function takes.
     """
 
-    group: AnyArray  # int32 [14, G]
+    group: AnyArray  # int32 [17, G]
     page: AnyArray  # int32 [6, P]
     slot: AnyArray  # int32 [8, S]
     node: AnyArray  # int32 [13, N]
@@ -105,7 +108,7 @@ class Arrays(NamedTuple):
     free_pages: AnyArray  # int32 [P] stack
     free_nodes: AnyArray  # int32 [N] stack
     table: AnyArray  # int32, open-addressing hash table of segment nodes, -1 = empty
-    scalars: AnyArray  # int64 [6]
+    scalars: AnyArray  # int64 [7]
     static_pages: AnyArray  # bool [1]
 
     # Rows by name, for code that is not compiled.
@@ -302,7 +305,7 @@ def allocate(spec: ModelSpec, geometry: ArenaGeometry, max_nodes: int) -> Arrays
             [-1] * count,
             [-1] * count,
             [-1] * count,
-            [0] * count,
+            *[[0] * count] * 4,
         ],
         dtype=np.int32,
     )
@@ -321,7 +324,7 @@ def allocate(spec: ModelSpec, geometry: ArenaGeometry, max_nodes: int) -> Arrays
         free_pages=np.arange(pages - 1, -1, -1, dtype=np.int32),
         free_nodes=np.arange(max_nodes - 1, -1, -1, dtype=np.int32),
         table=np.full(buckets, -1, dtype=np.int32),
-        scalars=np.array([0, pages, max_nodes, -1, -1, 0], dtype=np.int64),
+        scalars=np.array([0, pages, max_nodes, -1, -1, 0, 0], dtype=np.int64),
         static_pages=np.array([geometry.static_split]),
     )
     arrays.page[[PAGE_GROUP, PAGE_FREE, PAGE_PREV, PAGE_NEXT]] = -1

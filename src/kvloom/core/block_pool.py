@@ -13,10 +13,12 @@ from kvloom.core.arrays import (
     ALLOCS,
     CLOCK,
     FREE_PAGES,
+    FRUGAL,
     GENERATION,
     GRADE,
     LRU_HEAD,
     LRU_TAIL,
+    NEED,
     NEXT,
     OWNER,
     OWNER_COL,
@@ -28,6 +30,8 @@ from kvloom.core.arrays import (
     PAGE_PREV,
     PAGE_USED,
     PART_HEAD,
+    PINNED,
+    PINNED_PAGES,
     PINS,
     PREV,
     SLOTS_PER_PAGE,
@@ -86,6 +90,59 @@ def _acquire_page(a: Arrays, g: int) -> bool:
 
 
 @jit
+def _pin(a: Arrays, g: int, p: int) -> None:
+    """One more slot of page ``p`` cannot be evicted."""
+    a.group[PINNED, g] += 1
+    a.page[PAGE_PINNED, p] += 1
+    if a.page[PAGE_PINNED, p] == 1:
+        a.group[PINNED_PAGES, g] += 1
+
+
+@jit
+def _unpin(a: Arrays, g: int, p: int) -> None:
+    """One slot less."""
+    a.group[PINNED, g] -= 1
+    a.page[PAGE_PINNED, p] -= 1
+    if a.page[PAGE_PINNED, p] == 0:
+        a.group[PINNED_PAGES, g] -= 1
+
+
+@jit
+def lacks_room(a: Arrays) -> int:
+    """A group that cannot get its ``NEED`` slots even if everything evictable went, or -1 when each can.
+
+    A page that holds something in use serves only its own group; any other page serves any group.  Asked before
+    anything is evicted, so that what fails leaves the cache as it was.  Also notes whether pages are so scarce that
+    slots must come from pages that their group keeps anyway.
+    """
+    pages = a.page.shape[1]
+    wanted = 2 * a.group.shape[1]
+    for g in range(a.group.shape[1]):
+        pages -= a.group[PINNED_PAGES, g]
+        wanted += a.group[NEED, g]
+    a.scalars[FRUGAL] = 1 if pages < wanted and not a.static_pages[0] else 0
+    for g in range(a.group.shape[1]):
+        per_page = a.group[SLOTS_PER_PAGE, g]
+        if a.static_pages[0]:
+            if a.group[NEED, g] > per_page - a.group[PINNED, g]:
+                return g
+            continue
+        lacking = a.group[NEED, g] - (a.group[PINNED_PAGES, g] * per_page - a.group[PINNED, g])
+        if lacking > 0:
+            pages -= (lacking + per_page - 1) // per_page
+            if pages < 0:
+                return g
+    return -1
+
+
+@jit
+def serve_next(a: Arrays, g: int, p: int) -> None:
+    """Let the next slot of group ``g`` come from its page ``p``, which has a free one."""
+    _unlist_page(a, g, p)
+    _list_page(a, g, p)
+
+
+@jit
 def take_slot(a: Arrays, g: int) -> int:
     """Take a slot without evicting: ALLOCATED, one holder.  Returns the global slot, or -1."""
     if a.group[PART_HEAD, g] < 0 and not _acquire_page(a, g):
@@ -97,7 +154,7 @@ def take_slot(a: Arrays, g: int) -> int:
         _unlist_page(a, g, p)
     a.slot[NEXT, s] = -1
     a.page[PAGE_USED, p] += 1
-    a.page[PAGE_PINNED, p] += 1
+    _pin(a, g, p)
     move(a.slot[STATE], s, ALLOCATED)
     a.slot[GENERATION, s] += 1
     a.slot[PINS, s] = 1
@@ -118,7 +175,7 @@ def give_slot(a: Arrays, g: int, s: int) -> None:
     a.group[USED, g] -= 1
     p = page_of(a, g, s)
     a.page[PAGE_USED, p] -= 1
-    a.page[PAGE_PINNED, p] -= 1
+    _unpin(a, g, p)
     if a.page[PAGE_FREE, p] < 0:
         _list_page(a, g, p)
     a.slot[NEXT, s] = a.page[PAGE_FREE, p]
@@ -143,7 +200,7 @@ def link_lru(a: Arrays, g: int, s: int) -> None:
         a.group[LRU_HEAD, g] = s
     a.group[LRU_TAIL, g] = s
     a.stamp[s] = a.scalars[CLOCK]
-    a.page[PAGE_PINNED, page_of(a, g, s)] -= 1
+    _unpin(a, g, page_of(a, g, s))
 
 
 @jit
@@ -160,7 +217,7 @@ def unlink_lru(a: Arrays, g: int, s: int) -> None:
         a.group[LRU_TAIL, g] = before
     a.slot[PREV, s] = -1
     a.slot[NEXT, s] = -1
-    a.page[PAGE_PINNED, page_of(a, g, s)] += 1
+    _pin(a, g, page_of(a, g, s))
 
 
 @jit

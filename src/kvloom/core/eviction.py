@@ -11,11 +11,13 @@ from kvloom.core.arrays import (
     FIRST_CHECKPOINT,
     FIRST_CHILD,
     FREE_NODES,
+    FRUGAL,
     GHOST_HEAD,
     LRU_HEAD,
     NTOKENS,
     OWNER,
     PAGE_BASE,
+    PAGE_FREE,
     PAGE_GROUP,
     PAGE_PINNED,
     PARENT,
@@ -28,7 +30,7 @@ from kvloom.core.arrays import (
     WEIGHT,
     Arrays,
 )
-from kvloom.core.block_pool import take_slot
+from kvloom.core.block_pool import serve_next, take_slot
 from kvloom.core.prefix_index import add_weight, drop_weight, forget_object
 from kvloom.types import SLOT_EVICTED
 
@@ -202,8 +204,28 @@ def make_node_room(a: Arrays) -> bool:
 
 
 @jit
+def _prefer_busy_page(a: Arrays, g: int) -> None:
+    """Let the next slot of ``g`` come from a page that ``g`` keeps anyway; the oldest object on it may have to go."""
+    per_page = a.group[SLOTS_PER_PAGE, g]
+    for p in range(a.page.shape[1]):
+        if a.page[PAGE_GROUP, p] != g or a.page[PAGE_PINNED, p] == 0 or a.page[PAGE_PINNED, p] == per_page:
+            continue
+        if a.page[PAGE_FREE, p] < 0:
+            first = a.slot_base[g] + p * per_page
+            oldest = -1
+            for s in range(first, first + per_page):
+                if a.slot[OWNER, s] >= 0 and a.slot[PINS, s] == 0 and (oldest < 0 or a.stamp[s] < a.stamp[oldest]):
+                    oldest = s
+            evict_object(a, g, oldest)
+        serve_next(a, g, p)
+        return
+
+
+@jit
 def take_or_evict(a: Arrays, g: int) -> int:
     """Take a slot of group ``g``, evicting as needed; the global slot, or -1 when everything is in use."""
+    if a.scalars[FRUGAL] == 1:
+        _prefer_busy_page(a, g)
     s = take_slot(a, g)
     while s < 0:
         if not make_room(a, g):

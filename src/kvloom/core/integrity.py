@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from kvloom.core.arrays import FREE_NODES, FREE_PAGES, GHOST_HEAD, NODES_USED, Arrays
+from kvloom.core.arrays import FREE_NODES, FREE_PAGES, GHOST_HEAD, NODES_USED, PINNED, PINNED_PAGES, Arrays
 from kvloom.core.block_pool import page_of
 from kvloom.core.lifecycle import ALLOCATED, COMMITTED, FREE, QUARANTINED, READY
 from kvloom.core.page_table import Rows, place, slot_at
@@ -101,6 +101,10 @@ def _check_pages(a: Arrays, wrong: list[str]) -> None:
                     wrong.append(f"slot {s} of group {g} lies on page {p} of group {a.page_group[p]}")
     if (used != a.page_used).any() or (pinned != a.page_pinned).any():
         wrong.append("page counts are wrong")
+    for g in range(len(a.rule)):
+        mine = pinned[a.page_group == g]
+        if (mine.sum(), np.count_nonzero(mine)) != (a.group[PINNED, g], a.group[PINNED_PAGES, g]):
+            wrong.append(f"group {g}: counts of pinned slots and pages are wrong")
     free = set(a.free_pages[: int(a.scalars[FREE_PAGES])].tolist())
     if free != set(np.flatnonzero(a.page_group < 0).tolist()):
         wrong.append("free page stack is wrong")

@@ -18,6 +18,7 @@ from kvloom.core.arrays import (
     GENERATION,
     GRADE,
     HITS,
+    NEED,
     OWNER,
     RATIO,
     RULE,
@@ -26,7 +27,7 @@ from kvloom.core.arrays import (
     UNKEPT,
     Arrays,
 )
-from kvloom.core.block_pool import hold, release
+from kvloom.core.block_pool import hold, lacks_room, release
 from kvloom.core.eviction import take_or_evict
 from kvloom.core.lifecycle import ALLOCATED, READY, move
 from kvloom.core.prefix_index import add_weight, adopt, find_child, new_node
@@ -115,15 +116,23 @@ def release_row(a: Arrays, r: Rows, q: int) -> None:
 def grow(a: Arrays, r: Rows, q: int, length: int, more: int) -> int:
     """Reserve the blocks that ``more`` tokens after ``length`` write; -1, or the group without room (nothing kept)."""
     for g in range(a.group.shape[1]):
+        a.group[NEED, g] = 0
+        if a.group[RULE, g] != RULE_SNAPSHOT:
+            want = blocks_at(a, g, length + more)
+            if want - r.first[q, g] > r.width[g]:
+                return g
+            a.group[NEED, g] = max(0, want - r.last[q, g])
+    short = lacks_room(a)
+    if short >= 0:
+        return short
+    for g in range(a.group.shape[1]):
         if a.group[RULE, g] == RULE_SNAPSHOT:
             continue
         want = blocks_at(a, g, length + more)
         had = r.last[q, g]
         for block in range(had, want):
-            s = -1
-            if want - r.first[q, g] <= r.width[g]:
-                s = take_or_evict(a, g)
-            if s < 0:
+            s = take_or_evict(a, g)
+            if s < 0:  # pages that are only partly in use, scattered over the groups
                 for undo in range(g + 1):
                     if a.group[RULE, undo] != RULE_SNAPSHOT:
                         shrink(a, r, q, undo, r.first[q, undo], max(r.first[q, undo], blocks_at(a, undo, length)))
@@ -206,6 +215,47 @@ def mark_computed(a: Arrays, r: Rows, q: int, length: int, more: int, grade: int
 
 
 @jit
+def _snapshot_wanted(a: Arrays, n: int, g: int, position: int, asked: bool, grade: int) -> bool:
+    wanted = snapshot_needed(a, g, position) if asked else snapshot_kept(a, g, position)
+    local = a.columns[n, a.col_base[g]]
+    return wanted and (local < 0 or a.slot[GRADE, a.slot_base[g] + local] < grade)
+
+
+@jit
+def lease_lacks_room(a: Arrays, r: Rows, q: int, start: int) -> int:
+    """The group without room for live slots of row ``q`` and copies of its blocks from token ``start`` (-1: none)."""
+    for g in range(a.group.shape[1]):
+        a.group[NEED, g] = 0
+        if a.group[RULE, g] == RULE_SNAPSHOT:
+            a.group[NEED, g] = 1
+        elif start >= 0:
+            a.group[NEED, g] = max(0, r.last[q, g] - max(start // a.group[BLOCK_TOKENS, g], r.first[q, g]))
+    return lacks_room(a)
+
+
+@jit
+def fork_lacks_room(a: Arrays, r: Rows, q: int, child: int) -> int:
+    """The group without room for copies of the blocks of row ``q`` that ``child`` does not share."""
+    for g in range(a.group.shape[1]):
+        a.group[NEED, g] = r.last[q, g] - r.last[child, g]
+    return lacks_room(a)
+
+
+@jit
+def checkpoint_lacks_room(a: Arrays, n: int, start: int, position: int, grade: int) -> int:
+    """The group without room for what checkpoint ``n`` at ``position`` keeps."""
+    for g in range(a.group.shape[1]):
+        a.group[NEED, g] = 0
+        if a.group[RULE, g] == RULE_SNAPSHOT:
+            if _snapshot_wanted(a, n, g, position, True, grade):
+                a.group[NEED, g] = 1
+        else:
+            origin = start // a.group[BLOCK_TOKENS, g]
+            a.group[NEED, g] = max(0, blocks_at(a, g, position) - max(origin, first_block_needed(a, g, position)))
+    return lacks_room(a)
+
+
+@jit
 def reserve_snapshots(
     a: Arrays,
     r: Rows,
@@ -223,11 +273,14 @@ def reserve_snapshots(
     """
     out[:] = -1
     for g in range(a.group.shape[1]):
-        if a.group[RULE, g] != RULE_SNAPSHOT:
-            continue
-        wanted = snapshot_needed(a, g, position) if asked else snapshot_kept(a, g, position)
-        local = a.columns[n, a.col_base[g]]
-        if not wanted or (local >= 0 and a.slot[GRADE, a.slot_base[g] + local] >= grade):
+        wanted = a.group[RULE, g] == RULE_SNAPSHOT and _snapshot_wanted(a, n, g, position, asked, grade)
+        a.group[NEED, g] = 1 if wanted else 0
+    short = lacks_room(a)
+    if short >= 0:
+        a.counters[short, UNKEPT] += 1
+        return short
+    for g in range(a.group.shape[1]):
+        if a.group[NEED, g] == 0:
             continue
         s = take_or_evict(a, g)
         if s < 0:

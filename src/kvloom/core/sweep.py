@@ -10,19 +10,17 @@ from kvloom.core.arrays import (
     FIRST_CHILD,
     LRU_HEAD,
     NTOKENS,
-    PINS,
+    PINNED,
     RESIDENT,
     ROOT,
     RULE,
     RULE_PREFIX,
     RULE_SNAPSHOT,
-    STATE,
     USED,
     WEIGHT,
     Arrays,
 )
 from kvloom.core.eviction import evict_object
-from kvloom.core.lifecycle import FREE
 from kvloom.core.prefix_index import forget_object, free_node
 from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
 from kvloom.types import AnyArray
@@ -88,9 +86,7 @@ def held_bytes(a: Arrays, slot_bytes: AnyArray) -> int:
     """Bytes of slots that are in use and not evictable."""
     total = 0
     for g in range(a.group.shape[1]):
-        for s in range(a.slot_base[g], a.slot_base[g + 1]):
-            if a.slot[STATE, s] != FREE and a.slot[PINS, s] > 0:
-                total += slot_bytes[g]
+        total += a.group[PINNED, g] * slot_bytes[g]
     return total
 
 

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvloom.core.arrays import HITS, RULE_SNAPSHOT, RULE_WINDOW, Arrays
+from kvloom.core.arrays import HITS, RULE_SNAPSHOT, RULE_WINDOW, UNKEPT, Arrays
 from kvloom.core.block_pool import hold
 from kvloom.core.page_table import (
     Rows,
     checkpoint_complete,
+    checkpoint_lacks_room,
     commit_segment,
+    fork_lacks_room,
     grow,
     lease,
+    lease_lacks_room,
     mark_computed,
     release_row,
     reserve_sealed,
@@ -105,6 +108,9 @@ class CachedSequence:
             worst = min(worst, int(a.grade[source]))
         replaced: list[tuple[int, int]] = []
         try:
+            full = int(lease_lacks_room(a, r, row, hit.depth * a.tokens.shape[1] if hit.checkpoint >= 0 else -1))
+            if full >= 0:
+                raise NoSlot(full)
             copies = take_live(manager, row, snapshots)
             sealed, ready = own_checkpoint_blocks(manager, row, hit, replaced)
         except BaseException as error:
@@ -381,6 +387,11 @@ class CachedSequence:
                 node = int(new_node(a, self.node, self._tokens, start, count))
             if node < 0:
                 return CopyPlan(ticket=0)
+        full = int(checkpoint_lacks_room(a, node, start, self.length, int(self.grade)))
+        if full >= 0:
+            a.counters[full, UNKEPT] += 1
+            drop_weight(a, node)
+            return CopyPlan(ticket=0)
         sealed = np.empty((a.columns.shape[1], 4), dtype=np.int64)
         blocks = int(reserve_sealed(a, r, self.row, start, self.length, sealed))
         snapshots = self._reserved_snapshots(node, asked=True) if blocks >= 0 else None
@@ -404,6 +415,9 @@ class CachedSequence:
         share_row(a, r, self.row, row, self.length if self._detached else self._committed * manager.spec.segment_tokens)
         copies, ready = [], []
         try:
+            full = int(fork_lacks_room(a, r, self.row, row))
+            if full >= 0:
+                raise NoSlot(full)
             for g in range(len(a.rule)):
                 for block in range(int(r.last[row, g]), int(r.last[self.row, g])):
                     source = int(slot_at(a, r, self.row, g, block))
