@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from tests.core.reference.arena import Slot
 from tests.core.reference.index import Node
-from tests.core.reference.manager import RefManager, Ticket
+from tests.core.reference.manager import RefManager
+from tests.core.reference.plans import Ticket
 from tests.core.reference.sequence import RefSequence
 
 from kvloom.core.arrays import CLOCK, FREE_NODES, FREE_PAGES, GHOST_HEAD

@@ -13,7 +13,10 @@ from typing import Any
 
 import numpy as np
 from tests.core import compare, specs
-from tests.core.reference.manager import RefManager, Ticket
+from tests.core.reference.checkpoints import checkpoint
+from tests.core.reference.leasing import fork
+from tests.core.reference.manager import RefManager
+from tests.core.reference.plans import Ticket
 from tests.core.reference.sequence import RefSequence
 
 from kvloom.config import Device
@@ -269,13 +272,13 @@ class Life:
 
     def _checkpoint(self) -> None:
         at, s = self._pick()
-        plans = self._both(f"checkpoint {at}", s.fast.checkpoint, s.ref.checkpoint)
+        plans = self._both(f"checkpoint {at}", s.fast.checkpoint, lambda: checkpoint(s.ref))
         if plans is not None:
             self._took_plan("checkpoint", *plans)
 
     def _fork(self) -> None:
         at, s = self._pick()
-        made = self._both(f"fork {at}", s.fast.fork, s.ref.fork)
+        made = self._both(f"fork {at}", s.fast.fork, lambda: fork(s.ref))
         if made is not None:
             (child, plan), ref = made
             self.sequences.append(Running(child, ref))
@@ -285,7 +288,7 @@ class Life:
         """Often at the end of a request: its end is kept, and it goes."""
         at, s = self._pick()
         if self.random.random() < 0.6 and not s.ref.pending:
-            plans = self._both(f"checkpoint {at}", s.fast.checkpoint, s.ref.checkpoint)
+            plans = self._both(f"checkpoint {at}", s.fast.checkpoint, lambda: checkpoint(s.ref))
             if plans is not None:
                 self._took_plan("checkpoint", *plans)
         self._both(f"close {at}", s.fast.close, s.ref.close)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.core import specs
 from tests.core.toy_engine import ToyEngine
-from tests.core.workshop import KIB, allocations, engine, holdings, prompt_of, squeezed, view
+from tests.core.workshop import KIB, allocations, engine, holdings, ids, prompt_of, squeezed, view
 
 from kvloom.config import Device
 from kvloom.errors import CapacityError
@@ -70,7 +70,8 @@ def test_b3_every_allocation_fails_once(spec: ModelSpec, operation: Operation) -
     for group, leave in points:
         e, running = prepared(spec)
         with squeezed(e.manager, group, leave):
-            held, seen, evicted = holdings(e.manager), view(running), e.manager.stats()
+            held, seen = holdings(e.manager), view(running)
+            evicted = {k: v.evictions for k, v in e.manager.stats().kinds.items()}
             if operation is checkpoint:
                 assert len(operation(e, running)) == 0  # best effort: nothing is kept, and that is counted
                 assert sum(k.unkept for k in e.manager.stats().kinds.values()) == 1
@@ -79,15 +80,37 @@ def test_b3_every_allocation_fails_once(spec: ModelSpec, operation: Operation) -
                     operation(e, running)
                 assert refused.value.in_use == e.manager.in_use() <= refused.value.cap
                 assert refused.value.needed > 0
-            same_cache = all(evicted.kinds[k].evictions == v.evictions for k, v in e.manager.stats().kinds.items())
-            if same_cache:
-                assert holdings(e.manager) == held
-            assert holdings(e.manager)["in use"] == held["in use"]
+            assert holdings(e.manager) == held
+            assert {k: v.evictions for k, v in e.manager.stats().kinds.items()} == evicted
             assert view(running) == seen
             e.manager.check_integrity()
         operation(e, running)
         e.manager.check_integrity()
         e.check(running) if operation is not append else running.rollback()
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
+@pytest.mark.parametrize("kib", [None, 400])
+def test_a_refusal_costs_nobody_anything(spec: ModelSpec, kib: int | None) -> None:
+    """What a request can never get beside the others is refused before anything is evicted for it."""
+    e = engine(spec, kib or SPLIT[spec.name], max_nodes=200)
+    assert e.manager.geometry.static_split is (kib is None)
+    for variant in range(3):
+        e.request(prompt_of(19, variant))
+    hog = e.open(prompt_of(2, 7))
+    hog.append(ids(prompt_of(24)))
+    refusals = 0
+    for count in range(8, spec.max_positions or 900, 8):
+        asking = e.open(prompt_of(2, 8))
+        objects = {k: v.objects for k, v in e.manager.stats().kinds.items()}
+        try:
+            asking.append(ids(prompt_of(count)))
+        except CapacityError:
+            refusals += 1
+            assert {k: v.objects for k, v in e.manager.stats().kinds.items()} == objects
+        asking.close()
+    assert refusals > 3 or spec.max_positions
+    e.manager.check_integrity()
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)

@@ -52,6 +52,7 @@ class Arena:
         self.open_pages: list[list[int]] = [[] for _ in range(groups)]
         self.free_pages = list(reversed(range(pages)))
         self.counters = [[0] * 6 for _ in range(groups)]
+        self.frugal = False
         if self.static:
             self.free_pages = []
             for g in range(groups):
@@ -131,6 +132,35 @@ class Arena:
             if used and all(s.evictable for s in used):
                 candidates.append((max(s.released[0] for s in used), page, used))
         return min(candidates)[2] if candidates else None
+
+    def lacks_room(self, need: dict[int, int]) -> int | None:
+        """The first group that cannot get the slots it needs, even if everything went that nobody holds.
+
+        Notes whether pages are scarce: fewer to spare than slots wanted, and two for each group.
+        """
+        busy = {slot.page for slot in self.held()}  # they serve only their own group
+        spare = len(self.page_group) - len(busy)
+        self.frugal = not self.static and spare < sum(need.values()) + 2 * len(self.slots)
+        for group in range(len(self.slots)):
+            on_busy_pages = [
+                s for s in self.slots[group] if self.static or (s.page in busy and self.page_group[s.page] == group)
+            ]
+            lacking = need.get(group, 0) - sum(s.holders == 0 for s in on_busy_pages)
+            if lacking > 0 and self.static:
+                return group
+            if lacking > 0:
+                spare -= -(-lacking // len(self.on_page(group, 0)))
+                if spare < 0:
+                    return group
+        return None
+
+    def busy_page_with_room(self, group: int) -> int | None:
+        """The first page of ``group`` with something in use on it and something that is not."""
+        for page, owner in enumerate(self.page_group):
+            slots = self.on_page(group, page) if owner == group else []
+            if 0 < sum(s.holders > 0 for s in slots) < len(slots):
+                return page
+        return None
 
     def held(self) -> list[Slot]:
         """Every slot that somebody holds."""

@@ -116,7 +116,18 @@ class Core:
         return any(self._empty_a_page(g) for g in others if g != other)
 
     def take(self, group: int) -> Slot | None:
-        """A slot with one holder, evicting as needed; None when everything is in use."""
+        """A slot with one holder, evicting as needed; None when everything is in use.
+
+        When pages are scarce it comes from a page that the group keeps anyway, if one has room: there the oldest
+        object goes, whatever is older elsewhere.
+        """
+        page = self.arena.busy_page_with_room(group) if self.arena.frugal else None
+        if page is not None:
+            if not self.arena.page_free[page]:
+                idle = [s for s in self.arena.on_page(group, page) if s.evictable]
+                self.evict(min(idle, key=lambda s: (s.released[0], s.index)))
+            self.arena.open_pages[group].remove(page)
+            self.arena.open_pages[group].insert(0, page)
         while True:
             slot = self.arena.take(group)
             if slot is not None or not self._make_room(group):

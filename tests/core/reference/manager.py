@@ -7,11 +7,12 @@ every boundary from the deepest up.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from tests.core.reference.arena import MISSES, Slot
 from tests.core.reference.core import Core
 from tests.core.reference.index import Node, Place
+from tests.core.reference.leasing import lease
+from tests.core.reference.plans import Copy, Ticket
 from tests.core.reference.sequence import RefSequence
 
 from kvloom.core.geometry import smallest_arena
@@ -23,27 +24,6 @@ from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import REASON_OF_COLUMN, SLOT_CLEARED, SLOT_QUARANTINED, Grade, Kind, ObjectState, Reason
 
 Namespace = tuple[bytes, tuple[tuple[str, object], ...]]
-
-
-@dataclass
-class Copy:
-    """One copy of a plan: ``src`` None fills with zeros; ``entries`` None keeps every row."""
-
-    group: int
-    src: Slot | None
-    dst: Slot
-    entries: int | None = None
-
-
-@dataclass
-class Ticket:
-    """A plan in flight.  It holds both ends of its copies, what it will publish, and the node it publishes at."""
-
-    number: int
-    copies: list[Copy]
-    ready: list[Slot] = field(default_factory=list)
-    publish: list[tuple[Node, Place, Slot]] = field(default_factory=list)
-    node: Node | None = None
 
 
 class RefManager:
@@ -89,7 +69,7 @@ class RefManager:
         node = self.best_boundary(root, prompt, floor)
         explanation = self.explain(root, prompt, node.end, floor)
         self.need_row()
-        sequence = RefSequence.lease(self, node, prompt, floor, explanation)
+        sequence = lease(self, node, prompt, floor, explanation)
         self.running.append(sequence)
         self._count_misses(len(prompt) - 1, node.end)
         return sequence

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tests.core.reference.arena import HITS, UNKEPT, Slot
-from tests.core.reference.index import Node, Place
+from tests.core.reference.arena import Slot
+from tests.core.reference.checkpoints import child_or_new, snapshot_plan
+from tests.core.reference.index import Node
+from tests.core.reference.plans import NO_PLAN, Ticket
 
 from kvloom.errors import SequenceError
 from kvloom.plan import Explanation
 from kvloom.types import Grade, ObjectState
 
 if TYPE_CHECKING:
-    from tests.core.reference.manager import Copy, RefManager, Ticket
-
-NO_PLAN = 0
+    from tests.core.reference.manager import RefManager
 
 
 class RefSequence:
@@ -35,91 +35,6 @@ class RefSequence:
         self.explanation: Explanation | None = None
         self.restore = NO_PLAN
 
-    # ---------------------------------------------------------------- opening
-
-    @classmethod
-    def lease(
-        cls, manager: RefManager, hit: Node, prompt: tuple[int, ...], floor: Grade, explanation: Explanation
-    ) -> RefSequence:
-        """Hold what ``hit`` needs; own a live slot per snapshot group and copies of the blocks of a checkpoint."""
-        core, arena = manager.core, manager.arena
-        leased = [(g, position, n, n.columns[place]) for g, position, n, place in manager.objects_needed(hit)]
-        shared = [slot for _, _, _, slot in leased if isinstance(slot, Slot)]
-        for slot in shared:
-            arena.hold(slot)
-            arena.counters[slot.group][HITS] += 1
-        grade = Grade(min([slot.grade for slot in shared], default=Grade.CANONICAL))
-        at_segment = hit.is_segment or hit.parent is None
-        sequence = cls(manager, prompt[: hit.end], hit if at_segment else hit.parent or hit, grade, floor)
-        sources: dict[int, Slot] = {}
-        for g, position, _, slot in leased:
-            assert isinstance(slot, Slot)
-            if core.groups[g].snapshot:
-                sources[g] = slot
-            else:
-                sequence.blocks[g][position // core.groups[g].tokens] = slot
-        originals: list[Slot] = []
-        copies = sequence._live_slots(sources)
-        ready: list[Slot] = []
-        if copies is not None and not at_segment:
-            private = sequence._private_blocks(hit, originals, ready)
-            copies = None if private is None else copies + private
-        if copies is not None:
-            sequence.restore = number(manager.issue(copies, ready))
-        for slot in originals:
-            arena.release(slot)
-        if copies is None:
-            sequence._let_go()
-        for slot in sources.values():
-            arena.release(slot)
-        if copies is None:
-            raise manager.no_room(len(prompt))
-        core.hold_node(sequence.node)
-        known = explanation
-        sequence.explanation = Explanation(
-            hit.end, grade if hit.end else None, known.prompt_tokens, known.known_tokens, known.limits
-        )
-        return sequence
-
-    def _live_slots(self, sources: dict[int, Slot]) -> list[Copy] | None:
-        from tests.core.reference.manager import Copy
-
-        copies = []
-        for group in self.manager.core.groups:
-            if not group.snapshot:
-                continue
-            live = self.manager.core.take(group.index)
-            if live is None:
-                return None
-            self.blocks[group.index][0] = live
-            source = sources.get(group.index)
-            if source is not None:
-                live.grade = source.grade
-            copies.append(Copy(group.index, source, live))
-        return copies
-
-    def _private_blocks(self, hit: Node, originals: list[Slot], ready: list[Slot]) -> list[Copy] | None:
-        from tests.core.reference.manager import Copy
-
-        copies = []
-        for group in self.manager.core.groups:
-            if group.snapshot:
-                continue
-            for block in sorted(self.blocks[group.index]):
-                if block * group.tokens < hit.start:
-                    continue
-                own = self.manager.core.take(group.index)
-                if own is None:
-                    return None
-                original = self.blocks[group.index][block]
-                originals.append(original)
-                self.blocks[group.index][block] = own
-                own.grade = original.grade
-                copies.append(Copy(group.index, original, own))
-                if (block + 1) * group.tokens <= hit.end:
-                    ready.append(own)
-        return copies
-
     # ---------------------------------------------------------------- growing
 
     def append(self, ids: Sequence[int]) -> None:
@@ -129,11 +44,14 @@ class RefSequence:
             raise SequenceError("pending")
         manager.arena.clock += 1
         end = self.length + len(ids)
-        for group in manager.core.groups:
-            if group.snapshot:
-                continue
+        blocks = [g for g in manager.core.groups if not g.snapshot]
+        need = {g.index: g.begun(end) - g.begun(self.length) for g in blocks}
+        too_wide = any(len(self.blocks[g]) + more > manager.widths[g] for g, more in need.items())
+        if too_wide or manager.arena.lacks_room(need) is not None:
+            raise manager.no_room(end)
+        for group in blocks:
             for block in range(group.begun(self.length), group.begun(end)):
-                slot = self._block_or_none(group.index, block, group.begun(end))
+                slot = manager.core.take(group.index)
                 if slot is None:
                     self._shrink_to(self.length, up_to=group.index)
                     raise manager.no_room(end)
@@ -141,11 +59,6 @@ class RefSequence:
         del self.tokens[self.length :]
         self.tokens += ids
         self.pending = len(ids)
-
-    def _block_or_none(self, group: int, block: int, wanted: int) -> Slot | None:
-        held = self.blocks[group]
-        first = min(held, default=block)
-        return self.manager.core.take(group) if wanted - first <= self.manager.widths[group] else None
 
     def _shrink_to(self, position: int, up_to: int) -> None:
         """Give back the blocks that begin after ``position``, deepest first."""
@@ -171,7 +84,7 @@ class RefSequence:
             self._publish_segment()
         plan = None
         if not self.detached and self.length == self.committed * segment:
-            plan = self._snapshot_plan()
+            plan = snapshot_plan(self, asked=False)
         for group in manager.core.groups:
             held = self.blocks[group.index]
             for block in sorted(held, reverse=True):
@@ -195,7 +108,7 @@ class RefSequence:
         segment = self.manager.spec.segment_tokens
         start = self.committed * segment
         end = start + segment
-        node = self._child_or_new(self.tokens[start:end])
+        node = child_or_new(self, self.tokens[start:end])
         if node is None:
             self.detached = True
             return
@@ -208,149 +121,6 @@ class RefSequence:
                 private = slot.owner is None and slot.state is ObjectState.READY
                 if inside and private and block in group.needed(end):
                     core.adopt(node, (group.index, block - start // group.tokens), slot)
-
-    def _child_or_new(self, tokens: Sequence[int]) -> Node | None:
-        """The node below this sequence's deepest one with these tokens, held once more; None when none can be had."""
-        core = self.manager.core
-        node = self.node.child(tokens)
-        if node is not None:
-            core.hold_node(node)
-            return node
-        node = core.new_node(self.node, tokens)
-        if node is None and self.manager.make_place():
-            node = core.new_node(self.node, tokens)
-        return node
-
-    def _snapshots(self, node: Node, *, asked: bool) -> tuple[list[Copy], list[tuple[Node, Place, Slot]]] | None:
-        """Slots for the snapshots that ``node`` lacks; None when there is no room."""
-        from tests.core.reference.manager import Copy
-
-        core, arena = self.manager.core, self.manager.arena
-        copies = []
-        for group in core.groups:
-            if not group.snapshot:
-                continue
-            wanted = group.snapshot_needed(self.length) if asked else group.snapshot_kept(self.length)
-            present = node.columns[(group.index, 0)]
-            if not wanted or (isinstance(present, Slot) and present.grade >= self.grade):
-                continue
-            slot = core.take(group.index)
-            if slot is None:
-                for copy in copies:
-                    arena.release(copy.dst)
-                arena.counters[group.index][UNKEPT] += 1
-                return None
-            slot.grade = self.grade
-            copies.append(Copy(group.index, self.blocks[group.index][0], slot))
-        return copies, [(node, (c.group, 0), c.dst) for c in copies]
-
-    def _snapshot_plan(self, *, asked: bool = False) -> Ticket | None:
-        found = self._snapshots(self.node, asked=asked)
-        if not found or not found[0]:
-            return None
-        self.manager.core.hold_node(self.node)
-        return self.manager.issue(found[0], publish=found[1], node=self.node)
-
-    def checkpoint(self) -> Ticket | None:
-        """Keep the present end: snapshots at a segment end, else sealed copies of the begun segment as well."""
-        manager = self.usable()
-        if self.pending:
-            raise SequenceError("pending")
-        if self.detached or self.length == 0:
-            return None
-        manager.arena.clock += 1
-        if self.length == self.committed * manager.spec.segment_tokens:
-            return self._snapshot_plan(asked=True)
-        tail = self.tokens[self.committed * manager.spec.segment_tokens : self.length]
-        known = self.node.child(tail)
-        if known is not None and self._sealed_already(known):
-            return None
-        node = self._child_or_new(tail)
-        if node is None:
-            return None
-        sealed = self._sealed_blocks(node)
-        found = None if sealed is None else self._snapshots(node, asked=True)
-        if sealed is None or found is None:
-            for _, copy in sealed or []:
-                manager.arena.release(copy.dst)
-            manager.core.release_node(node)
-            return None
-        copies = found[0] + [copy for _, copy in sealed]
-        publish = found[1] + [(node, place, copy.dst) for place, copy in sealed]
-        return manager.issue(copies, publish=publish, node=node)
-
-    def _sealed_already(self, node: Node) -> bool:
-        needed = [(n, place) for _, _, n, place in self.manager.objects_needed(node) if n is node]
-        have = [n.columns[place] for n, place in needed]
-        return all(isinstance(slot, Slot) and slot.grade >= self.grade for slot in have)
-
-    def _sealed_blocks(self, node: Node) -> list[tuple[Place, Copy]] | None:
-        from tests.core.reference.manager import Copy
-
-        core, arena = self.manager.core, self.manager.arena
-        sealed: list[tuple[Place, Copy]] = []
-        for group in core.groups:
-            for block in [] if group.snapshot else group.needed(self.length):
-                if block * group.tokens < node.start:
-                    continue
-                slot = core.take(group.index)
-                if slot is None:
-                    for _, copy in sealed:
-                        arena.release(copy.dst)
-                    arena.counters[group.index][UNKEPT] += 1
-                    return None
-                source = self.blocks[group.index][block]
-                slot.grade = source.grade
-                place = (group.index, block - node.start // group.tokens)
-                sealed.append((place, Copy(group.index, source, slot, group.entries_in(block, self.length))))
-        return sealed
-
-    def fork(self) -> RefSequence:
-        """Share the blocks of published segments; copy the rest and the live state."""
-        from tests.core.reference.manager import Copy
-
-        manager = self.usable()
-        if self.pending:
-            raise SequenceError("pending")
-        manager.arena.clock += 1
-        manager.need_row()
-        shared_end = self.length if self.detached else self.committed * manager.spec.segment_tokens
-        child = RefSequence(manager, self.tokens[: self.length], self.node, self.grade, self.floor)
-        child.committed, child.detached = self.committed, self.detached
-        for group in manager.core.groups:
-            for block, slot in [] if group.snapshot else sorted(self.blocks[group.index].items()):
-                if block < group.full(shared_end):
-                    manager.arena.hold(slot)
-                    child.blocks[group.index][block] = slot
-        copies: list[Copy] = []
-        ready: list[Slot] = []
-        for group in manager.core.groups:
-            for block, slot in sorted(self.blocks[group.index].items()):
-                if block in child.blocks[group.index]:
-                    continue
-                own = manager.core.take(group.index)
-                if own is None:
-                    child._let_go()
-                    raise manager.no_room(self.length)
-                child.blocks[group.index][block] = own
-                own.grade = slot.grade
-                copies.append(Copy(group.index, slot, own))
-                if not group.snapshot and block < group.full(self.length):
-                    ready.append(own)
-        manager.core.hold_node(child.node)
-        child.restore = number(manager.issue(copies, ready))
-        explanation = self.explanation
-        if explanation is not None and self.length:
-            explanation = Explanation(
-                explanation.boundary,
-                self.grade,
-                explanation.prompt_tokens,
-                explanation.known_tokens,
-                explanation.limits,
-            )
-        child.explanation = explanation
-        manager.running.append(child)
-        return child
 
     def rollback(self) -> None:
         """The pending tokens were not computed."""
@@ -367,7 +137,7 @@ class RefSequence:
             return
         self.manager.arena.clock += 1
         self.closed = True
-        self._let_go()
+        self.let_go()
         self.manager.core.release_node(self.node)
         self.manager.running.remove(self)
 
@@ -379,12 +149,7 @@ class RefSequence:
             raise SequenceError("unusable")
         return self.manager
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         for held in self.blocks:
             for block in sorted(held, reverse=True):
                 self.manager.arena.release(held.pop(block))
-
-
-def number(ticket: Ticket | None) -> int:
-    """The number of a plan; 0 for an empty one."""
-    return NO_PLAN if ticket is None else ticket.number
