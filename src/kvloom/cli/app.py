@@ -12,6 +12,7 @@ import typer
 
 from kvloom import __version__
 from kvloom.cli.failures import guarded
+from kvloom.cli.replay import replay
 
 app = typer.Typer(
     name="kvloom",
@@ -164,3 +165,6 @@ def demo(as_json: AsJson = False) -> int:
     from kvloom.cli.demo import demo_command
 
     return demo_command(as_json=as_json, interactive=sys.stderr.isatty())
+
+
+app.command()(replay)

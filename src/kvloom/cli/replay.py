@@ -1,0 +1,231 @@
+"""``kvloom replay``: progress while it runs, then tables, JSON or an HTML report."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvloom.cli.failures import guarded
+from kvloom.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kvloom.replay.runs import ReplayOptions, RunReport
+    from kvloom.replay.trace import Trace
+
+MOST_SECONDS_SHOWN = 120
+
+
+@guarded
+def replay(
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Trace files: Mooncake, agentic or Azure.")],
+    *,
+    model: Annotated[str, typer.Option(help="Preset name, directory with a config.json, or such a file.")],
+    device: Annotated[
+        list[str],
+        typer.Option(
+            metavar="SIZE|P%", help="Device tier: a size, or a share of the trace's unique blocks; repeat for more."
+        ),
+    ],
+    policy: Annotated[
+        list[str] | None, typer.Option(help="Eviction policy, or all; repeat for more (default: lru).")
+    ] = None,
+    block: Annotated[
+        int | None, typer.Option(min=1, max=65536, help="Tokens per block (default: the trace's own, else 128).")
+    ] = None,
+    cache_only: Annotated[
+        bool, typer.Option("--cache-only", help="Prompts only, as whole blocks: answers are not cached.")
+    ] = False,
+    prefill_speed: Annotated[
+        float | None, typer.Option(metavar="TOK_S", help="Tokens per second of prefill, to count the seconds saved.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+    ] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a report with charts to this file.")] = None,
+) -> int:
+    """Replay traces through the real manager, without a model, and compare with the offline optimum."""
+    from kvloom.replay.runs import ReplayOptions, choose_policies
+    from kvloom.replay.sizes import DeviceSize
+
+    if prefill_speed is not None and not 0 < prefill_speed < float("inf"):
+        raise InputError(f"prefill speed {prefill_speed} is not above 0; write tokens per second, such as 8000")
+    options = ReplayOptions(
+        model=model,
+        devices=tuple(DeviceSize.parse(part) for text in device for part in text.split(",")),
+        policies=choose_policies(policy or ["lru"]),
+        block=block,
+        cache_only=cache_only,
+        prefill_speed=prefill_speed,
+    )
+    if html is not None:
+        _check_html(html)
+    reports = _run(traces, options)
+    if html is not None:
+        from kvloom.replay.html import html_report
+
+        html.write_text(html_report(reports), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps(_to_json(reports), indent=2))
+    else:
+        _print(reports, html)
+    return 0
+
+
+def _check_html(path: Path) -> None:
+    """Say now, not after minutes, that the report cannot be made."""
+    from kvloom.replay.html import require_plotly
+
+    require_plotly()
+    folder = path.parent
+    if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
+        raise InputError(f"html {path}: cannot write there; name a file in a folder that exists and is writable")
+
+
+def _run(paths: list[Path], options: ReplayOptions) -> list[RunReport]:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    from kvloom.replay.readers import read_trace
+    from kvloom.replay.runs import load_spec
+    from kvloom.replay.runs import replay as replay_trace
+
+    traces: list[Trace] = [read_trace(path, block=options.block) for path in paths]
+    for trace in traces:
+        load_spec(options, trace)  # a model that cannot be used is said before anything runs
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    status = Console(stderr=True, highlight=False)
+    runs = len(options.devices) * len(options.policies)
+    reports: list[RunReport] = []
+    with Progress(*columns, console=status, transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("reading", total=runs * sum(len(trace) for trace in traces))
+        for trace in traces:
+            before = sum(len(report.trace) for report in reports)
+            ended = -1
+
+            def say(what: str, done: int, before: int = before, size: int = len(trace)) -> None:
+                nonlocal ended
+                ended += done == 0
+                progress.update(task, description=escape(what), completed=before + ended * size + done)
+
+            reports += replay_trace(trace, options, say)
+    return reports
+
+
+def _to_json(reports: list[RunReport]) -> dict[str, Any]:
+    """One run: its keys; always ``runs``, a list of all of them."""
+    runs = [report.to_json() for report in reports]
+    return {**runs[0], "runs": runs} if len(runs) == 1 else {"runs": runs}
+
+
+# ---------------------------------------------------------------- for a terminal
+
+
+def _print(reports: list[RunReport], html: Path | None) -> None:
+    from rich.console import Console
+
+    from kvloom.replay.runs import by_trace
+
+    console = Console(highlight=False)
+    for of_trace in by_trace(reports):
+        console.print(_rates(of_trace))
+        console.print(_kinds(of_trace))
+        passed = sum(report.outcome.passed_through for report in of_trace)
+        if passed:
+            console.print(f"{passed:,} requests were larger than the tier and passed through.")
+        console.print()
+    if html is not None:
+        console.print(f"Report: {html}", markup=False)
+
+
+def _rates(reports: list[RunReport]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    first = reports[0]
+    title = (
+        f"{first.trace.name}: {len(first.trace):,} requests, {int(first.trace.inputs.sum()):,} prompt tokens, "
+        f"{first.trace.unique:,} unique blocks of {first.trace.block}; {first.spec.name}"
+    )
+    table = Table(title=escape(title), title_justify="left", title_style="bold")
+    names = (
+        "device",
+        "blocks",
+        "policy",
+        "block hits",
+        "token hits",
+        "optimum",
+        "of optimum",
+        "no limit",
+        "saved tokens",
+    )
+    for name in (*names, "saved prefill", "run"):
+        table.add_column(name, justify="left" if name in ("device", "policy") else "right", no_wrap=True)
+    for report in reports:
+        best = report.optimum_block_hit_rate
+        table.add_row(
+            report.device.asked,
+            f"{report.device_blocks:,}",
+            report.policy,
+            f"{report.block_hit_rate:.2%}",
+            f"{report.token_hit_rate:.2%}",
+            f"{best:.2%}",
+            f"{report.block_hit_rate / best:.1%}" if best else "–",
+            f"{report.unlimited_block_hit_rate:.2%}",
+            f"{report.saved_tokens:,}",
+            "–" if report.saved_seconds is None else duration(report.saved_seconds),
+            f"{report.outcome.seconds:.1f} s",
+        )
+    return table
+
+
+def _kinds(reports: list[RunReport]) -> Table:
+    from rich.table import Table
+
+    from kvloom.config import format_size
+
+    table = Table(title="Cache objects by kind", title_justify="left", title_style="bold")
+    for name in ("device", "policy", "kind"):
+        table.add_column(name)
+    for name in ("hits", "misses", "evictions", "kept", "lookups stopped by eviction"):
+        table.add_column(name, justify="right")
+    for report in reports:
+        for kind, s in sorted(report.outcome.stats.kinds.items()):
+            table.add_row(
+                report.device.asked,
+                report.policy,
+                kind.name.lower(),
+                f"{s.hits:,}",
+                f"{s.misses:,}",
+                f"{s.evictions:,}",
+                format_size(s.bytes),
+                f"{report.outcome.stopped[('evicted', kind.name.lower())]:,}",
+            )
+    return table
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: ``12.3 s``, ``4.5 min``, ``3.2 h``."""
+    if seconds < MOST_SECONDS_SHOWN:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

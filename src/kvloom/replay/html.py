@@ -1,0 +1,193 @@
+"""The report of ``kvloom replay --html``: one self-contained file, which needs no network to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from kvloom import __version__
+from kvloom.config import format_size
+from kvloom.errors import MissingExtraError
+from kvloom.replay.runs import RunReport, by_trace
+
+_STYLE = """
+:root { color-scheme: light; }
+* { box-sizing: border-box; }
+body { margin: 0; background: #f5f6f8; color: #1d2433; font: 15px/1.5 system-ui, "Segoe UI", Roboto, sans-serif; }
+main { max-width: 1180px; margin: 0 auto; padding: 32px 24px 64px; }
+h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 20px; margin: 44px 0 4px; } h3 { font-size: 15px; margin: 0; }
+p { margin: 4px 0; color: #56607a; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: 14px; margin: 18px 0; }
+.card, .chart { background: #fff; border: 1px solid #e3e6ee; border-radius: 10px; padding: 14px 18px; }
+.card b { display: block; font-size: 25px; line-height: 1.3; } .card span { color: #56607a; font-size: 13px; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 14px; }
+.charts .wide { grid-column: 1 / -1; } .chart p { font-size: 13px; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px; }
+th, td { text-align: right; padding: 6px 10px; border-bottom: 1px solid #e9ecf2; white-space: nowrap; }
+th { color: #56607a; font-weight: 600; } .text { text-align: left; }
+.tables { display: grid; gap: 14px; margin-top: 14px; }
+@media (max-width: 560px) { .charts { grid-template-columns: 1fr; } }
+"""
+_RULE = "A block counts as a hit only if all blocks before it hit."
+
+
+def require_plotly() -> None:
+    """Raise MissingExtraError, which names the extra, when plotly is not installed."""
+    try:
+        import plotly  # noqa: F401
+    except ImportError:
+        raise MissingExtraError(
+            "the HTML report needs plotly, which is not installed; run: pip install 'kvloom[report]'"
+        ) from None
+
+
+def html_report(reports: Sequence[RunReport]) -> str:
+    """All runs as one HTML page: headline numbers, charts and tables, trace by trace.
+
+    Raises MissingExtraError when plotly is not installed.
+    """
+    require_plotly()
+    from plotly.offline import get_plotlyjs
+
+    traces = by_trace(reports)
+    names = [of_trace[0].trace.name for of_trace in traces]
+    sections = [_section(of_trace) for of_trace in traces]
+    first = reports[0]
+    what = "prompts only" if first.cache_only else "prompts and answers"
+    return "\n".join(
+        [
+            '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>kvloom replay: {escape(', '.join(names))}</title>",
+            f"<style>{_STYLE}</style><script>{get_plotlyjs()}</script></head><body><main>",
+            f"<h1>Trace replay: {escape(first.spec.name)}</h1>",
+            f"<p>kvloom {__version__}; the manager that serves requests, without a model; {what}. {_RULE}</p>",
+            *sections,
+            "</main></body></html>",
+        ]
+    )
+
+
+def _section(reports: list[RunReport]) -> str:
+    from kvloom.replay import charts
+
+    trace = reports[0].trace
+    best = max(reports, key=lambda report: report.block_hit_rate)
+    hours = float(trace.arrivals[-1]) / 3600
+    span = f"{hours:.1f} h" if hours >= 1 else f"{hours * 60:.0f} min"
+    size = f"{int(trace.inputs.sum()):,} prompt tokens and {int(trace.outputs.sum()):,} answer tokens"
+    parts = [
+        f"<h2>{escape(trace.name)}</h2>",
+        f"<p>{len(trace):,} requests over {span}; {size}; {trace.unique:,} unique blocks of {trace.block} tokens.</p>",
+        _cards(best),
+        '<div class="charts">',
+    ]
+    parts += [
+        _chart("Hit rate by size of the device tier", "", charts.by_size(reports), wide=False),
+        _chart(
+            "Why lookups ended where they did",
+            "Share of requests; one lookup can have several reasons.",
+            charts.reasons(reports),
+            wide=False,
+        ),
+        _chart(
+            "Hit rate over the trace",
+            "Share of prompt blocks reused, over a sliding window of requests.",
+            charts.over_time(reports),
+            wide=True,
+        ),
+        _chart("Bytes kept, by kind", f"Committed objects; {_label(best)}.", charts.fill(best), wide=False),
+        _chart(
+            "Prompt length and what of it was reused",
+            f"One dot per request; {_label(best)}.",
+            charts.lengths(best),
+            wide=False,
+        ),
+    ]
+    parts += ["</div>", '<div class="tables">', _runs_table(reports), _kinds_table(reports), "</div>"]
+    return "\n".join(parts)
+
+
+def _label(report: RunReport) -> str:
+    return escape(f"device {report.device.asked}, {report.policy}")
+
+
+def _cards(report: RunReport) -> str:
+    saved = report.saved_seconds
+    optimum = report.optimum_block_hit_rate
+    cards = [
+        (f"{report.block_hit_rate:.1%}", f"of prompt blocks reused ({_label(report)})"),
+        (
+            f"{report.block_hit_rate / optimum:.1%}" if optimum else "–",
+            f"of what the offline optimum reaches, {optimum:.1%}",
+        ),
+        (f"{report.saved_tokens:,}", "prompt tokens that needed no prefill"),
+        (f"{saved / 3600:,.1f} h" if saved is not None else "–", _speed(report.prefill_speed)),
+        (format_size(report.device_bytes), f"device tier, {report.device_blocks:,} blocks of the trace"),
+    ]
+    return (
+        '<div class="cards">'
+        + "".join(f'<div class="card"><b>{v}</b><span>{t}</span></div>' for v, t in cards)
+        + "</div>"
+    )
+
+
+def _speed(speed: float | None) -> str:
+    return (
+        "of prefill saved (name a --prefill-speed)" if speed is None else f"of prefill saved at {speed:,.0f} tokens/s"
+    )
+
+
+def _chart(title: str, note: str, figure: str, *, wide: bool) -> str:
+    css = "chart wide" if wide else "chart"
+    return f'<div class="{css}"><h3>{title}</h3><p>{note}</p>{figure}</div>'
+
+
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int) -> str:
+    def row(cells: Sequence[str], tag: str) -> str:
+        return "".join(
+            f'<{tag} class="text">{escape(c)}</{tag}>' if i < text_columns else f"<{tag}>{escape(c)}</{tag}>"
+            for i, c in enumerate(cells)
+        )
+
+    body = "".join(f"<tr>{row(cells, 'td')}</tr>" for cells in rows)
+    return (
+        f'<div class="chart scroll"><h3>{title}</h3><table><thead><tr>{row(head, "th")}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _runs_table(reports: list[RunReport]) -> str:
+    head = ("device", "policy", "bytes", "block hits", "token hits", "optimum", "no limit", "passed through", "run")
+    rows = [
+        (
+            r.device.asked,
+            r.policy,
+            format_size(r.device_bytes),
+            f"{r.block_hit_rate:.2%}",
+            f"{r.token_hit_rate:.2%}",
+            f"{r.optimum_block_hit_rate:.2%}",
+            f"{r.unlimited_block_hit_rate:.2%}",
+            f"{r.outcome.passed_through:,}",
+            f"{r.outcome.seconds:.1f} s",
+        )
+        for r in reports
+    ]
+    return _table("Runs", head, rows, 2)
+
+
+def _kinds_table(reports: list[RunReport]) -> str:
+    head = ("device", "policy", "kind", "hits", "misses", "evictions", "not kept for lack of room", "objects", "bytes")
+    rows = [
+        (
+            r.device.asked,
+            r.policy,
+            kind.name.lower(),
+            *(f"{n:,}" for n in (s.hits, s.misses, s.evictions, s.unkept, s.objects)),
+            format_size(s.bytes),
+        )
+        for r in reports
+        for kind, s in sorted(r.outcome.stats.kinds.items())
+    ]
+    return _table("Cache objects by kind", head, rows, 3)

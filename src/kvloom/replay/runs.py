@@ -1,0 +1,225 @@
+"""Every run that a command asks for: traces x device sizes x policies, each beside the optimum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from kvloom.errors import ConfigError
+from kvloom.manager.manager import POLICIES
+from kvloom.replay.optimum import next_uses, optimum
+from kvloom.replay.simulate import Outcome, simulate
+from kvloom.replay.sizes import DeviceSize, trace_block_bytes
+from kvloom.replay.streams import Streams
+from kvloom.replay.trace import Trace
+from kvloom.spec.model_spec import ModelSpec
+from kvloom.spec.presets import resolve
+from kvloom.types import IntArray
+
+ALL = "all"
+Say = Callable[[str, int], None]
+"""Told what runs, and how many requests of it are done."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """One run and what it is measured against.
+
+    Attributes:
+        trace, spec, device, policy: what ran; ``device_bytes`` and ``device_blocks`` are the size in bytes and in
+            blocks of the trace.
+        cache_only: prompts only, as whole blocks.
+        prefill_speed: tokens per second that prefill is assumed to make; None: not given.
+        outcome: what the manager did.
+        optimum_hits, unlimited_hits: block hits of the offline optimum with as many blocks, and of a cache without
+            limits, int64 [requests].
+    """
+
+    trace: Trace
+    spec: ModelSpec
+    device: DeviceSize
+    device_bytes: int
+    device_blocks: int
+    policy: str
+    cache_only: bool
+    prefill_speed: float | None
+    outcome: Outcome
+    optimum_hits: IntArray
+    unlimited_hits: IntArray
+
+    @property
+    def block_hit_rate(self) -> float:
+        """Reused leading blocks over all blocks of the prompts."""
+        return self._share_of_blocks(self.outcome.block_hits)
+
+    @property
+    def token_hit_rate(self) -> float:
+        """Reused tokens over all tokens of the prompts."""
+        return self._share_of_tokens(self.outcome.reused)
+
+    @property
+    def optimum_block_hit_rate(self) -> float:
+        """What the offline optimum reaches with room for ``device_blocks`` blocks."""
+        return self._share_of_blocks(self.optimum_hits)
+
+    @property
+    def unlimited_block_hit_rate(self) -> float:
+        """What a cache that never drops anything reaches."""
+        return self._share_of_blocks(self.unlimited_hits)
+
+    @property
+    def saved_tokens(self) -> int:
+        """Prompt tokens that needed no prefill."""
+        return int(self.outcome.reused.sum())
+
+    @property
+    def saved_seconds(self) -> float | None:
+        """Seconds of prefill that were saved at the given speed."""
+        return None if self.prefill_speed is None else self.saved_tokens / self.prefill_speed
+
+    def _share_of_blocks(self, hits: IntArray) -> float:
+        return int(hits.sum()) / max(1, self.trace.blocks.size)
+
+    def _share_of_tokens(self, tokens: IntArray) -> float:
+        return int(tokens.sum()) / int(self.trace.inputs.sum())
+
+    def to_json(self) -> dict[str, Any]:
+        """The run as plain values; rates are shares in [0, 1]."""
+        o, trace = self.outcome, self.trace
+        evictions = {kind.name.lower(): s.evictions for kind, s in sorted(o.stats.kinds.items())}
+        return {
+            "trace": {
+                "name": trace.name,
+                "form": trace.form,
+                "block_tokens": trace.block,
+                "requests": len(trace),
+                "input_tokens": int(trace.inputs.sum()),
+                "output_tokens": int(trace.outputs.sum()),
+                "blocks": int(trace.blocks.size),
+                "unique_blocks": trace.unique,
+            },
+            "model": self.spec.name,
+            "block_size": self.spec.block_size,
+            "segment_tokens": self.spec.segment_tokens,
+            "device": {"asked": self.device.asked, "bytes": self.device_bytes, "blocks": self.device_blocks},
+            "policy": self.policy,
+            "cache_only": self.cache_only,
+            "block_hit_rate": self.block_hit_rate,
+            "token_hit_rate": self.token_hit_rate,
+            "optimum_block_hit_rate": self.optimum_block_hit_rate,
+            "optimum_token_hit_rate": self._share_of_tokens(block_tokens(trace, self.optimum_hits)),
+            "unlimited_block_hit_rate": self.unlimited_block_hit_rate,
+            "passed_through": o.passed_through,
+            "answers_cut_short": o.cut_short,
+            "kinds": {
+                kind.name.lower(): {
+                    "hits": s.hits,
+                    "misses": s.misses,
+                    "evictions": s.evictions,
+                    "bytes": s.bytes,
+                    "objects": s.objects,
+                    "commits": s.commits,
+                    "unkept": s.unkept,
+                    "stopped_lookups": {
+                        reason: n for (reason, of), n in sorted(o.stopped.items(), key=str) if of == kind.name.lower()
+                    },
+                }
+                for kind, s in sorted(o.stats.kinds.items())
+            },
+            "evictions": {"total": sum(evictions.values()), "kinds": evictions, "reasons": eviction_reasons(evictions)},
+            "stopped_lookups": {reason: n for (reason, of), n in sorted(o.stopped.items(), key=str) if of is None},
+            "saved_prefill_tokens": self.saved_tokens,
+            "prefill_tokens_per_second": self.prefill_speed,
+            "saved_prefill_seconds": self.saved_seconds,
+            "seconds": o.seconds,
+            "manager_seconds": o.manager_seconds,
+        }
+
+
+def eviction_reasons(evictions: dict[str, int]) -> dict[str, int]:
+    """Evictions by reason: with one tier and nothing cleared, objects only ever go to make room for others."""
+    return {"room": sum(evictions.values())}
+
+
+def block_tokens(trace: Trace, hits: IntArray) -> IntArray:
+    """Tokens in the ``hits`` leading blocks of every request, int64: the last block counts with its real length."""
+    depths = trace.depths()
+    whole = hits * trace.block
+    everything = np.maximum((depths - 1) * trace.block + trace.last_block_tokens(), 0)
+    tokens: IntArray = np.where((hits == depths) & (depths > 0), everything, whole)
+    return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """What to run.  ``block``: tokens per block of ratio-1 groups; None takes the block of each trace."""
+
+    model: str
+    devices: tuple[DeviceSize, ...]
+    policies: tuple[str, ...] = ("lru",)
+    block: int | None = None
+    cache_only: bool = False
+    prefill_speed: float | None = None
+
+
+def choose_policies(names: Sequence[str]) -> tuple[str, ...]:
+    """The policies meant by ``names``; ``all`` means every one.  Raises ConfigError for an unknown name."""
+    chosen: list[str] = []
+    for name in names:
+        if name not in (ALL, *POLICIES):
+            raise ConfigError(f"policy {name!r} is unknown; use one of: {', '.join((ALL, *POLICIES))}")
+        chosen += POLICIES if name == ALL else (name,)
+    return tuple(dict.fromkeys(chosen))
+
+
+def load_spec(options: ReplayOptions, trace: Trace) -> ModelSpec:
+    """The model, cut into blocks as the options or the trace say."""
+    return resolve(options.model, block_size=options.block or trace.block)
+
+
+def replay(trace: Trace, options: ReplayOptions, say: Say = lambda _what, _done: None) -> list[RunReport]:
+    """Run one trace with every device size and policy of ``options``.
+
+    Raises:
+        InputError, ConfigError: the model or an option cannot be used.
+        CapacityError: a device size cannot hold even the smallest request.
+    """
+    spec = load_spec(options, trace)
+    streams = Streams(trace, answers=not options.cache_only)
+    uses = next_uses(trace, streams.answered_blocks())
+    unlimited = optimum(uses, trace.blocks.size + trace.unique)
+    unit = trace_block_bytes(spec, trace.block)
+    reports = []
+    for device in options.devices:
+        n_bytes, n_blocks = device.device_bytes(spec, trace.unique, unit), device.blocks(trace.unique, unit)
+        best = optimum(uses, n_blocks)
+        for policy in options.policies:
+            what = f"{trace.name}, {device.asked}, {policy}"
+            say(what, 0)
+            outcome = simulate(streams, spec, n_bytes, policy=policy, progress=partial(say, what))
+            reports.append(
+                RunReport(
+                    trace,
+                    spec,
+                    device,
+                    n_bytes,
+                    n_blocks,
+                    policy,
+                    options.cache_only,
+                    options.prefill_speed,
+                    outcome,
+                    best,
+                    unlimited,
+                )
+            )
+    return reports
+
+
+def by_trace(reports: Sequence[RunReport]) -> list[list[RunReport]]:
+    """The runs of each trace, in order."""
+    return [list(group) for _, group in groupby(reports, key=lambda report: id(report.trace))]
