@@ -103,6 +103,7 @@ class Life:
         self.plans: list[CopyPlan] = []
         self.stale_plans: list[CopyPlan] = []
         self.prompts: list[list[int]] = [[]]
+        self.kept: list[list[int]] = []
         self.log: list[str] = []
         self.errors = 0
         self.hits = [0, 0, 0]
@@ -126,9 +127,9 @@ class Life:
     def _menu(self) -> list[tuple[Callable[[], None], int]]:
         menu: list[tuple[Callable[[], None], int]] = [
             (self._open, 8 if len(self.sequences) < self.world.max_sequences else 1),
-            (self._clear, 1 if self.random.random() < 0.2 else 0),
+            (self._clear, 1 if self.random.random() < 0.1 else 0),
             (self._drop, 1 if self.random.random() < 0.4 else 0),
-            (self._evict, 1),
+            (self._evict, 1 if self.random.random() < 0.5 else 0),
             (self._stale_plan, 1),
         ]
         if self.plans:
@@ -193,19 +194,19 @@ class Life:
     def _prompt(self) -> list[int]:
         """Often a continuation of something known: a whole earlier sequence, or one that leaves it somewhere."""
         segment = self.world.spec.segment_tokens
-        known = self.random.choice(self.prompts)
+        known = self.random.choice(self.kept if self.kept and self.random.random() < 0.6 else self.prompts)
         cut = self.random.choice(
             [len(known)] * 4 + [self.random.randint(0, len(known)), len(known) // segment * segment]
         )
-        more = self.random.choice([0, 1, 1, 2, self.random.randrange(1, 2 * segment + 2)])
+        more = self.random.choice([1, 1, 2, self.random.randrange(2 * segment + 2)])
         prompt = known[:cut] + self._tokens(more)
         return prompt[: self.longest] or self._tokens(1)
 
     def _open(self) -> None:
         prompt = self._prompt()
-        salt = self.random.choices(SALTS, (12, 2, 1))[0]
-        extra = self.random.choice(EXTRA_KEYS) if self.random.random() < 0.15 else ()
-        floor = self.random.choices(list(Grade), (1, 4, 2))[0]
+        salt = self.random.choices(SALTS, (20, 2, 1))[0]
+        extra = self.random.choice(EXTRA_KEYS) if self.random.random() < 0.1 else ()
+        floor = self.random.choices(list(Grade), (3, 9, 1))[0]
         made = self._both(
             f"open {prompt} {salt!r} {extra} {floor.name}",
             lambda: self.fast.open(np.array(prompt, dtype=np.int32), salt=salt, extra_keys=extra, floor=floor),
@@ -263,7 +264,7 @@ class Life:
         if self.random.random() < 0.08:
             self._both(f"rollback {at}", s.fast.rollback, s.ref.rollback)
             return
-        grade = self.random.choices(list(Grade), (1, 2, 10))[0]
+        grade = self.random.choices(list(Grade), (1, 4, 40))[0]
         plans = self._both(f"commit {at} {grade.name}", lambda: s.fast.commit(grade), lambda: s.ref.commit(grade))
         if plans is not None:
             self._took_plan("commit", *plans)
@@ -272,9 +273,15 @@ class Life:
 
     def _checkpoint(self) -> None:
         at, s = self._pick()
+        self._keep(at, s)
+
+    def _keep(self, at: int, s: Running) -> None:
         plans = self._both(f"checkpoint {at}", s.fast.checkpoint, lambda: checkpoint(s.ref))
         if plans is not None:
             self._took_plan("checkpoint", *plans)
+            self.kept = [*self.kept[-2:], list(s.ref.tokens)]
+            if plans[0].ticket and self.random.random() < 0.7:
+                self._finish(plans[0], executed=True)
 
     def _fork(self) -> None:
         at, s = self._pick()
@@ -287,10 +294,8 @@ class Life:
     def _close(self) -> None:
         """Often at the end of a request: its end is kept, and it goes."""
         at, s = self._pick()
-        if self.random.random() < 0.6 and not s.ref.pending:
-            plans = self._both(f"checkpoint {at}", s.fast.checkpoint, lambda: checkpoint(s.ref))
-            if plans is not None:
-                self._took_plan("checkpoint", *plans)
+        if self.random.random() < 0.8 and not s.ref.pending:
+            self._keep(at, s)
         self._both(f"close {at}", s.fast.close, s.ref.close)
         self.closed = [*self.closed[-3:], self.sequences.pop(at)]
 
