@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from kvloom.replay.runs import ReplayOptions, RunReport
     from kvloom.replay.trace import Trace
 
-MOST_SECONDS_SHOWN = 120
-
 
 @guarded
 def replay(
@@ -143,89 +141,73 @@ def _to_json(reports: list[RunReport]) -> dict[str, Any]:
 
 def _print(reports: list[RunReport], html: Path | None) -> None:
     from rich.console import Console
+    from rich.markup import escape
 
     from kvloom.replay.runs import by_trace
 
     console = Console(highlight=False)
     for of_trace in by_trace(reports):
+        first = of_trace[0]
+        console.print(
+            f"{escape(first.trace.name)} on {escape(first.spec.name)}: {len(first.trace):,} requests, "
+            f"{int(first.trace.inputs.sum()):,} prompt tokens, {first.trace.unique:,} unique blocks of "
+            f"{first.trace.block}; without a limit {first.unlimited_block_hit_rate:.2%} of the blocks hit\n",
+            soft_wrap=True,
+        )
         console.print(_rates(of_trace))
         console.print(_kinds(of_trace))
         passed = sum(report.outcome.passed_through for report in of_trace)
         if passed:
-            console.print(f"{passed:,} requests were larger than the tier and passed through.")
-        console.print()
+            console.print(f"{passed:,} requests were larger than the tier and passed through.\n")
     if html is not None:
         console.print(f"Report: {html}", markup=False)
 
 
 def _rates(reports: list[RunReport]) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
+    from kvloom.replay.runs import duration
 
-    first = reports[0]
-    title = (
-        f"{first.trace.name}: {len(first.trace):,} requests, {int(first.trace.inputs.sum()):,} prompt tokens, "
-        f"{first.trace.unique:,} unique blocks of {first.trace.block}; {first.spec.name}"
+    table = _table(
+        "Hit rates", ("device", "policy"), ("blocks", "tokens", "optimum", "saved tokens", "saved time", "run")
     )
-    table = Table(title=escape(title), title_justify="left", title_style="bold")
-    names = (
-        "device",
-        "blocks",
-        "policy",
-        "block hits",
-        "token hits",
-        "optimum",
-        "of optimum",
-        "no limit",
-        "saved tokens",
-    )
-    for name in (*names, "saved prefill", "run"):
-        table.add_column(name, justify="left" if name in ("device", "policy") else "right", no_wrap=True)
     for report in reports:
-        best = report.optimum_block_hit_rate
         table.add_row(
             report.device.asked,
-            f"{report.device_blocks:,}",
             report.policy,
             f"{report.block_hit_rate:.2%}",
             f"{report.token_hit_rate:.2%}",
-            f"{best:.2%}",
-            f"{report.block_hit_rate / best:.1%}" if best else "–",
-            f"{report.unlimited_block_hit_rate:.2%}",
+            f"{report.optimum_block_hit_rate:.2%}",
             f"{report.saved_tokens:,}",
             "–" if report.saved_seconds is None else duration(report.saved_seconds),
-            f"{report.outcome.seconds:.1f} s",
+            duration(report.outcome.seconds),
         )
     return table
 
 
 def _kinds(reports: list[RunReport]) -> Table:
-    from rich.table import Table
-
     from kvloom.config import format_size
 
-    table = Table(title="Cache objects by kind", title_justify="left", title_style="bold")
-    for name in ("device", "policy", "kind"):
-        table.add_column(name)
-    for name in ("hits", "misses", "evictions", "kept", "lookups stopped by eviction"):
-        table.add_column(name, justify="right")
+    table = _table("Cache objects by kind", ("device", "policy", "kind"), ("hits", "misses", "evictions", "kept"))
     for report in reports:
         for kind, s in sorted(report.outcome.stats.kinds.items()):
-            table.add_row(
-                report.device.asked,
-                report.policy,
-                kind.name.lower(),
-                f"{s.hits:,}",
-                f"{s.misses:,}",
-                f"{s.evictions:,}",
-                format_size(s.bytes),
-                f"{report.outcome.stopped[('evicted', kind.name.lower())]:,}",
-            )
+            counts = [f"{n:,}" for n in (s.hits, s.misses, s.evictions)]
+            table.add_row(report.device.asked, report.policy, kind.name.lower(), *counts, format_size(s.bytes))
     return table
 
 
-def duration(seconds: float) -> str:
-    """Seconds for people: ``12.3 s``, ``4.5 min``, ``3.2 h``."""
-    if seconds < MOST_SECONDS_SHOWN:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+def _table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for name in texts:
+        table.add_column(name, no_wrap=True)
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table

@@ -52,10 +52,10 @@ def reasons(reports: list[RunReport]) -> str:
     """Why lookups ended: one bar per run, coloured by reason and kind."""
     figure = _figure(barmode="stack")
     labels = [_label(r, reports) for r in reports]
-    keys = sorted({key for r in reports for key in r.outcome.stopped}, key=str)
+    keys = sorted({key for r in reports for key in r.outcome.ended}, key=str)
     for n, (reason, kind) in enumerate(keys):
         name = _WORDS.get(reason, reason) if kind is None else f"{kind}: {_WORDS.get(reason, reason)}"
-        shares = [r.outcome.stopped[(reason, kind)] / len(r.trace) for r in reports]
+        shares = [r.outcome.ended[(reason, kind)] / len(r.trace) for r in reports]
         figure.add_bar(y=labels, x=shares, name=name, orientation="h", marker_color=_colour(n))
     figure.update_xaxes(tickformat=".0%", title="requests")
     figure.update_yaxes(type="category")
@@ -103,7 +103,14 @@ def fill(report: RunReport) -> str:
     )
     figure.update_layout(
         yaxis={"title": "GiB", "rangemode": "tozero"},
-        yaxis2={"title": "evictions", "overlaying": "y", "side": "right", "rangemode": "tozero", "showgrid": False},
+        yaxis2={
+            "title": "evictions",
+            "overlaying": "y",
+            "side": "right",
+            "rangemode": "tozero",
+            "showgrid": False,
+            "tickmode": "auto",
+        },
     )
     figure.update_xaxes(title="request")
     return _html(figure)
@@ -166,6 +173,6 @@ def _figure(*, height: int = 320, barmode: str = "group") -> go.Figure:
 
 def _html(figure: go.Figure) -> str:
     text: str = figure.to_html(
-        full_html=False, include_plotlyjs=False, config={"displaylogo": False, "responsive": True}
+        full_html=False, include_plotlyjs=False, config={"displayModeBar": False, "responsive": True}
     )
     return text

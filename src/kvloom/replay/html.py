@@ -8,7 +8,7 @@ from html import escape
 from kvloom import __version__
 from kvloom.config import format_size
 from kvloom.errors import MissingExtraError
-from kvloom.replay.runs import RunReport, by_trace
+from kvloom.replay.runs import RunReport, by_trace, duration
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -19,6 +19,7 @@ h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 20px; margin: 44px 0 4p
 p { margin: 4px 0; color: #56607a; }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: 14px; margin: 18px 0; }
 .card, .chart { background: #fff; border: 1px solid #e3e6ee; border-radius: 10px; padding: 14px 18px; }
+.card, .chart { min-width: 0; overflow: hidden; }
 .card b { display: block; font-size: 25px; line-height: 1.3; } .card span { color: #56607a; font-size: 13px; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 14px; }
 .charts .wide { grid-column: 1 / -1; } .chart p { font-size: 13px; }
@@ -87,7 +88,7 @@ def _section(reports: list[RunReport]) -> str:
         _chart("Hit rate by size of the device tier", "", charts.by_size(reports), wide=False),
         _chart(
             "Why lookups ended where they did",
-            "Share of requests; one lookup can have several reasons.",
+            "What kept the hit from the next boundary that its tokens would have allowed.",
             charts.reasons(reports),
             wide=False,
         ),
@@ -123,7 +124,7 @@ def _cards(report: RunReport) -> str:
             f"of what the offline optimum reaches, {optimum:.1%}",
         ),
         (f"{report.saved_tokens:,}", "prompt tokens that needed no prefill"),
-        (f"{saved / 3600:,.1f} h" if saved is not None else "–", _speed(report.prefill_speed)),
+        (duration(saved) if saved is not None else "–", _speed(report.prefill_speed)),
         (format_size(report.device_bytes), f"device tier, {report.device_blocks:,} blocks of the trace"),
     ]
     return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +14,8 @@ import numpy as np
 from kvloom.errors import ConfigError
 from kvloom.manager.manager import POLICIES
 from kvloom.replay.optimum import next_uses, optimum
-from kvloom.replay.simulate import Outcome, simulate
-from kvloom.replay.sizes import DeviceSize, trace_block_bytes
+from kvloom.replay.simulate import Ended, Outcome, simulate
+from kvloom.replay.sizes import DeviceSize, least_block_bytes, trace_block_bytes
 from kvloom.replay.streams import Streams
 from kvloom.replay.trace import Trace
 from kvloom.spec.model_spec import ModelSpec
@@ -32,12 +33,12 @@ class RunReport:
 
     Attributes:
         trace, spec, device, policy: what ran; ``device_bytes`` and ``device_blocks`` are the size in bytes and in
-            blocks of the trace.
+            blocks of the trace, everything kept that may be kept; ``optimum_blocks`` what the optimum has room for.
         cache_only: prompts only, as whole blocks.
         prefill_speed: tokens per second that prefill is assumed to make; None: not given.
         outcome: what the manager did.
-        optimum_hits, unlimited_hits: block hits of the offline optimum with as many blocks, and of a cache without
-            limits, int64 [requests].
+        optimum_hits, unlimited_hits: block hits of the offline optimum, and of a cache without limits, int64
+            [requests].
     """
 
     trace: Trace
@@ -45,6 +46,7 @@ class RunReport:
     device: DeviceSize
     device_bytes: int
     device_blocks: int
+    optimum_blocks: int
     policy: str
     cache_only: bool
     prefill_speed: float | None
@@ -64,7 +66,7 @@ class RunReport:
 
     @property
     def optimum_block_hit_rate(self) -> float:
-        """What the offline optimum reaches with room for ``device_blocks`` blocks."""
+        """What the offline optimum reaches with room for ``optimum_blocks`` blocks."""
         return self._share_of_blocks(self.optimum_hits)
 
     @property
@@ -107,6 +109,7 @@ class RunReport:
             "block_size": self.spec.block_size,
             "segment_tokens": self.spec.segment_tokens,
             "device": {"asked": self.device.asked, "bytes": self.device_bytes, "blocks": self.device_blocks},
+            "optimum_blocks": self.optimum_blocks,
             "policy": self.policy,
             "cache_only": self.cache_only,
             "block_hit_rate": self.block_hit_rate,
@@ -126,19 +129,26 @@ class RunReport:
                     "commits": s.commits,
                     "unkept": s.unkept,
                     "stopped_lookups": {
-                        reason: n for (reason, of), n in sorted(o.stopped.items(), key=str) if of == kind.name.lower()
+                        reason: n for (reason, of), n in sorted(o.faults.items()) if of == kind.name.lower()
                     },
                 }
                 for kind, s in sorted(o.stats.kinds.items())
             },
             "evictions": {"total": sum(evictions.values()), "kinds": evictions, "reasons": eviction_reasons(evictions)},
-            "stopped_lookups": {reason: n for (reason, of), n in sorted(o.stopped.items(), key=str) if of is None},
+            "lookups": _by_reason(o.ended),
             "saved_prefill_tokens": self.saved_tokens,
             "prefill_tokens_per_second": self.prefill_speed,
             "saved_prefill_seconds": self.saved_seconds,
             "seconds": o.seconds,
             "manager_seconds": o.manager_seconds,
         }
+
+
+def _by_reason(ended: Ended) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for (reason, _), n in sorted(ended.items(), key=str):
+        total[reason] += n
+    return dict(total)
 
 
 def eviction_reasons(evictions: dict[str, int]) -> dict[str, int]:
@@ -193,11 +203,13 @@ def replay(trace: Trace, options: ReplayOptions, say: Say = lambda _what, _done:
     streams = Streams(trace, answers=not options.cache_only)
     uses = next_uses(trace, streams.answered_blocks())
     unlimited = optimum(uses, trace.blocks.size + trace.unique)
-    unit = trace_block_bytes(spec, trace.block)
+    unit, least = trace_block_bytes(spec, trace.block), least_block_bytes(spec, trace.block)
     reports = []
     for device in options.devices:
         n_bytes, n_blocks = device.device_bytes(spec, trace.unique, unit), device.blocks(trace.unique, unit)
-        best = optimum(uses, n_blocks)
+        # An upper bound for hybrid models: as if windows and snapshots took no room.
+        most_blocks = n_bytes // least if least else trace.unique
+        best = optimum(uses, most_blocks)
         for policy in options.policies:
             what = f"{trace.name}, {device.asked}, {policy}"
             say(what, 0)
@@ -209,6 +221,7 @@ def replay(trace: Trace, options: ReplayOptions, say: Say = lambda _what, _done:
                     device,
                     n_bytes,
                     n_blocks,
+                    most_blocks,
                     policy,
                     options.cache_only,
                     options.prefill_speed,
@@ -223,3 +236,10 @@ def replay(trace: Trace, options: ReplayOptions, say: Say = lambda _what, _done:
 def by_trace(reports: Sequence[RunReport]) -> list[list[RunReport]]:
     """The runs of each trace, in order."""
     return [list(group) for _, group in groupby(reports, key=lambda report: id(report.trace))]
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: ``12.3 s``, ``4.5 min``, ``3.2 h``."""
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:,.1f} h"

@@ -25,8 +25,8 @@ SAMPLES = 200
 
 Progress = Callable[[int], None]
 """Told how many requests are done."""
-Stopped = Counter[tuple[str, str | None]]
-"""How many lookups ended for a reason, by reason and kind (None: no object was at fault)."""
+Ended = Counter[tuple[str, str | None]]
+"""Lookups by reason and kind; the kind is None where no object was at fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ class Outcome:
         reused: tokens of every prompt that needed no compute, int64 [requests].
         passed_through: requests larger than the tier: only what fits of them was looked up and kept.
         cut_short: answers that did not fit behind their prompt.
-        stopped: why lookups ended where they did.
+        ended: every lookup once, by the first thing that kept its hit from being longer.
+        faults: by everything of a kind that did so.
         stats: counters of the manager at the end.
         samples: the tier at regular times.
         seconds, manager_seconds: wall time of the run, and of the manager's calls in it.
@@ -57,7 +58,8 @@ class Outcome:
     reused: IntArray
     passed_through: int
     cut_short: int
-    stopped: Stopped
+    ended: Ended
+    faults: Ended
     stats: Stats
     samples: tuple[Sample, ...]
     seconds: float
@@ -96,7 +98,8 @@ def simulate(
         run.reused,
         run.passed_through,
         run.cut_short,
-        run.stopped,
+        run.ended,
+        run.faults,
         run.manager.stats(),
         tuple(samples),
         clock() - started,
@@ -127,7 +130,8 @@ class _Run:
         self.block_hits = np.zeros(len(self.trace), dtype=np.int64)
         self.reused = np.zeros(len(self.trace), dtype=np.int64)
         self.passed_through = self.cut_short = 0
-        self.stopped: Stopped = Counter()
+        self.ended: Ended = Counter()
+        self.faults: Ended = Counter()
         self.manager_seconds = 0.0
         self._most_blocks: int | None = None
         # Windows and snapshots are kept where a forward ends, and windows are freed there; an engine prefills hybrid
@@ -235,7 +239,8 @@ class _Run:
         return sequence is not None
 
     def _note(self, explanation: Explanation) -> None:
-        found = {
+        found = [
             (lim.reason.value, lim.kind.name.lower() if lim.kind is not None else None) for lim in explanation.limits
-        }
-        self.stopped.update(found)
+        ]
+        self.ended[found[0]] += 1
+        self.faults.update({fault for fault in found if fault[1] is not None})

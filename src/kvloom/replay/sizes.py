@@ -34,7 +34,7 @@ class DeviceSize:
         return cls(asked, share=share)
 
     def blocks(self, unique: int, block_bytes: int) -> int:
-        """Blocks of the trace that this size is meant to hold: the capacity of the optimum."""
+        """Blocks of the trace that this size holds when everything is kept that may be kept."""
         if self.share is not None:
             return max(1, int(unique * self.share / 100))
         assert self.size is not None
@@ -59,3 +59,13 @@ def trace_block_bytes(spec: ModelSpec, block: int) -> int:
         elif not group.needed_unless_multiple_of or segment % group.needed_unless_multiple_of:
             total += group.slot_bytes
     return max(1, -(-total * block // segment))
+
+
+def least_block_bytes(spec: ModelSpec, block: int) -> int:
+    """Bytes that ``block`` tokens take in the groups that every deeper boundary needs; 0 when there is none.
+
+    Windows and snapshots serve their own boundary only, so no policy has to keep them for every block.
+    """
+    segment = spec.segment_tokens
+    needed = (g for g in spec.groups if not g.is_snapshot and g.kind is not Kind.WINDOW)
+    return sum(g.slot_bytes * (segment // g.block_tokens) for g in needed) * block // segment
