@@ -11,7 +11,8 @@ import itertools
 import sys
 import time
 
-from tests.core.differential import WORLDS, DifferentError, Life
+from tests.core.differential import DifferentError, Life
+from tests.core.worlds import WORLDS
 
 STEPS_PER_LIFE = 1000
 

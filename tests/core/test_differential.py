@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.core.differential import WORLDS, Life, World
+from tests.core.differential import Life
+from tests.core.worlds import WORLDS, World
 
 STEPS = 250
 

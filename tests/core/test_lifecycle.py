@@ -7,8 +7,9 @@ import itertools
 import numpy as np
 import pytest
 from tests.core import specs
-from tests.core.differential import WORLDS, Life
+from tests.core.differential import Life
 from tests.core.workshop import engine, ids, prompt_of, view
+from tests.core.worlds import WORLDS
 
 from kvloom.core.lifecycle import ALLOWED, TRANSITIONS, check_transition, move
 from kvloom.errors import LifecycleError, SequenceError

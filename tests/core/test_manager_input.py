@@ -91,6 +91,8 @@ def test_a_read_only_prompt_is_taken_and_a_prompt_may_change_afterwards() -> Non
     s = e.manager.open(mine)
     mine[:] = 7
     assert s.tokens.tolist() == prompt_of(19)
+    with pytest.raises(ValueError, match="read-only"):
+        s.tokens[0] = 7
 
 
 def test_salts_keys_groups_and_sizes() -> None:

@@ -287,8 +287,10 @@ class CachedSequence:
 
     @property
     def tokens(self) -> Int32Array:
-        """The ids of the computed tokens, int32 [length] (a view)."""
-        return self._tokens[: self.length]
+        """The ids of the computed tokens, int32 [length] (a read-only view: what is published is named by them)."""
+        view = self._tokens[: self.length]
+        view.flags.writeable = False
+        return view
 
     @property
     def broken(self) -> bool:
