@@ -21,14 +21,15 @@ p { margin: 4px 0; color: #56607a; }
 .card, .chart { background: #fff; border: 1px solid #e3e6ee; border-radius: 10px; padding: 14px 18px; }
 .card, .chart { min-width: 0; overflow: hidden; }
 .card b { display: block; font-size: 25px; line-height: 1.3; } .card span { color: #56607a; font-size: 13px; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 14px; }
-.charts .wide { grid-column: 1 / -1; } .chart p { font-size: 13px; }
+.charts { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 14px; }
+.charts .wide { grid-column: 1 / -1; }
+.chart p { font-size: 13px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: 14px; }
 th, td { text-align: right; padding: 6px 10px; border-bottom: 1px solid #e9ecf2; white-space: nowrap; }
 th { color: #56607a; font-weight: 600; } .text { text-align: left; }
 .tables { display: grid; gap: 14px; margin-top: 14px; }
-@media (max-width: 560px) { .charts { grid-template-columns: 1fr; } }
+@media (max-width: 860px) { .charts { grid-template-columns: 1fr; } }
 """
 _RULE = "A block counts as a hit only if all blocks before it hit."
 

@@ -1,0 +1,132 @@
+"""``kvloom replay``: tables, JSON, the HTML report, and what it says about bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.replay.plain import AZURE, CONVERSATION, DATA
+from typer.testing import CliRunner
+
+from kvloom.cli.app import app
+
+KEYS = {"block_hit_rate", "token_hit_rate", "optimum_block_hit_rate", "kinds", "evictions", "seconds"}
+
+
+@pytest.fixture
+def invoke(monkeypatch: pytest.MonkeyPatch) -> Callable:
+    monkeypatch.setenv("COLUMNS", "120")
+    return lambda *args: CliRunner().invoke(app, ["replay", *(str(a) for a in args)])
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> Path:
+    path = tmp_path / "short <b>.jsonl"
+    path.write_text("".join(CONVERSATION.read_text().splitlines(keepends=True)[:60]))
+    return path
+
+
+def test_json_of_one_run(invoke, short: Path) -> None:
+    done = invoke(short, "--model", "gpt-oss-20b", "--device", "20%", "--prefill-speed", "1000", "--json")
+    assert done.exit_code == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report.keys() >= KEYS
+    assert report["runs"] == [{key: value for key, value in report.items() if key != "runs"}]
+    assert 0 < report["block_hit_rate"] <= report["optimum_block_hit_rate"] <= report["unlimited_block_hit_rate"] < 1
+    assert report["kinds"].keys() == {"compressed", "window"}
+    for kind in report["kinds"].values():
+        assert kind.keys() >= {"hits", "misses", "evictions", "bytes"}
+    assert report["evictions"]["total"] == sum(kind["evictions"] for kind in report["kinds"].values())
+    assert sum(report["evictions"]["reasons"].values()) == report["evictions"]["total"] > 0
+    assert sum(report["lookups"].values()) == report["trace"]["requests"] == 60
+    assert report["saved_prefill_seconds"] == pytest.approx(report["saved_prefill_tokens"] / 1000)
+    assert report["token_hit_rate"] == report["saved_prefill_tokens"] / report["trace"]["input_tokens"]
+    assert report["device"]["asked"] == "20%"
+
+
+def test_several_traces_and_sizes(invoke, short: Path) -> None:
+    done = invoke(
+        short, AZURE, "--model", "llama-3.1-8b", "--device", "20%,64GiB", "--policy", "all", "--cache-only", "--json"
+    )
+    assert done.exit_code == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report.keys() == {"runs"}
+    assert {(run["trace"]["name"], run["device"]["asked"]) for run in report["runs"]} == {
+        (name, size) for name in (short.name, AZURE.name) for size in ("20%", "64GiB")
+    }
+    assert all(run.keys() >= KEYS for run in report["runs"])
+    assert all(run["block_size"] == run["trace"]["block_tokens"] for run in report["runs"])
+    assert all(run["saved_prefill_seconds"] is None for run in report["runs"])
+
+
+def test_tables(invoke, short: Path) -> None:
+    done = invoke(short, "--model", "llama-3.1-8b", "--device", "3%", "--cache-only")
+    assert done.exit_code == 0, done.stderr
+    assert "60 requests" in done.stdout
+    assert "requests were larger than the tier" in done.stdout
+    for word in ("Hit rates", "optimum", "3%", "lru", "compressed", "evictions"):
+        assert word in done.stdout
+
+
+def test_the_report_is_one_file_without_links(invoke, short: Path, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    html = tmp_path / "report.html"
+    done = invoke(short, AZURE, "--model", "gpt-oss-20b", "--device", "10%,50%", "--html", html)
+    assert done.exit_code == 0, done.stderr
+    assert "report.html" in done.stdout
+    text = html.read_text(encoding="utf-8")
+    script = text.index("<script>"), text.index("</script>")
+    ours = text[: script[0]] + text[script[1] :]
+    for link in ("<link", " src=", "@import", "http://", "https://"):
+        assert link not in ours
+    for words in (
+        "Hit rate over the trace",
+        "Bytes kept, by kind",
+        "azure_200.csv",
+        "short &lt;b&gt;.jsonl",
+        "Plotly.newPlot",
+    ):
+        assert words in ours
+    assert "<b>.jsonl" not in ours.replace("\\u003cb\\u003e", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--model", "llama-3.1-8b", "--device", "0%"], ["device '0%'", "10%"]),
+        (["--model", "llama-3.1-8b", "--device", "1KiB"], ["device tier of 1024 bytes", "at least"]),
+        (["--model", "lama-3.1-8b", "--device", "5%"], ["did you mean llama-3.1-8b"]),
+        (["--model", "llama-3.1-8b", "--device", "5%", "--policy", "best"], ["policy 'best'", "all, lru"]),
+        (["--model", "llama-3.1-8b", "--device", "5%", "--prefill-speed", "0"], ["prefill speed", "8000"]),
+        (
+            ["--model", "llama-3.1-8b", "--device", "5%", "--html", "/nowhere/r.html"],
+            ["html /nowhere/r.html", "writable"],
+        ),
+    ],
+)
+def test_bad_options(invoke, arguments: list[str], words: list[str]) -> None:
+    done = invoke(CONVERSATION, *arguments)
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    for word in words:
+        assert word in done.stderr
+
+
+def test_a_bad_trace_is_named_before_anything_runs(invoke, tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text(CONVERSATION.read_text()[:5000])
+    done = invoke(CONVERSATION, bad, "--model", "llama-3.1-8b", "--device", "5%")
+    assert done.exit_code == 2
+    assert f"{bad}, line " in done.stderr
+    assert "cut off" in done.stderr
+
+
+def test_the_cuts_are_small_and_their_licences_are_named() -> None:
+    notice = (DATA / "README.md").read_text()
+    files = [path for path in DATA.iterdir() if path.suffix in (".jsonl", ".csv")]
+    assert sum(path.stat().st_size for path in files) < 300_000
+    assert all(path.name in notice for path in files)

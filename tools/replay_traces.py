@@ -1,0 +1,128 @@
+"""Full traces through the real manager, beside a plain LRU and a plain optimum written out here.
+
+    python tools/replay_traces.py DIR [--model PRESET] [--optimum]
+
+DIR holds ``conversation_trace.jsonl`` (blocks of 512) and ``agentic_dev_blk256.jsonl`` (256), or other files of these
+forms.  Exit code 1 when the hit rates differ by more than 0.001 anywhere.  ``--optimum`` also checks the optimum against
+the slow way of finding it (about a minute).
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import sys
+from collections import OrderedDict
+from pathlib import Path
+from time import perf_counter
+
+from kvloom.errors import KVLoomError
+from kvloom.replay.readers import read_trace
+from kvloom.replay.runs import ReplayOptions, replay
+from kvloom.replay.sizes import DeviceSize
+from kvloom.replay.trace import Trace
+
+SHARES = (1, 5, 10, 25, 50)
+TOLERANCE = 0.001
+
+
+def leading(blocks: list[int], cache: OrderedDict[int, None] | dict[int, int]) -> int:
+    """Leading blocks that are cached."""
+    hits = 0
+    while hits < len(blocks) and blocks[hits] in cache:
+        hits += 1
+    return hits
+
+
+def plain_lru(requests: list[list[int]], capacity: int) -> int:
+    """Block hits of LRU that touches the blocks of a request from the deepest to the first."""
+    cache: OrderedDict[int, None] = OrderedDict()
+    total = 0
+    for blocks in requests:
+        total += leading(blocks, cache)
+        for block in reversed(blocks):
+            cache[block] = None
+            cache.move_to_end(block)
+            if len(cache) > capacity:
+                cache.popitem(last=False)
+    return total
+
+
+def plain_optimum(requests: list[list[int]], capacity: int) -> int:
+    """Block hits when the blocks whose next use is farthest, and of these the deepest, are dropped."""
+    following: dict[int, int] = {}
+    uses: list[list[int]] = []
+    for i in range(len(requests) - 1, -1, -1):
+        uses.append([following.get(block, -1) for block in requests[i]])
+        following.update(dict.fromkeys(requests[i], i))
+    uses.reverse()
+    cache: dict[int, int] = {}
+    heap: list[tuple[int, int, int]] = []
+    total = 0
+    for blocks, nexts in zip(requests, uses, strict=True):
+        total += leading(blocks, cache)
+        for depth, (block, following_use) in enumerate(zip(blocks, nexts, strict=True)):
+            if following_use < 0:
+                cache.pop(block, None)
+                continue
+            cache[block] = following_use
+            heapq.heappush(heap, (-following_use, -depth, block))
+        while len(cache) > capacity:
+            use, _, block = heapq.heappop(heap)
+            if cache.get(block) == -use:
+                del cache[block]
+    return total
+
+
+def check(trace: Trace, model: str, *, with_optimum: bool) -> bool:
+    """Print one line per size; True when everything agrees."""
+    requests = [trace.request(i).tolist() for i in range(len(trace))]
+    print(
+        f"{trace.name}: {len(trace)} requests, {trace.blocks.size} blocks, {trace.unique} unique, {trace.block} tokens each"
+    )
+    good = True
+    for share in SHARES:
+        options = ReplayOptions(model, (DeviceSize.parse(f"{share}%"),), cache_only=True)
+        began = perf_counter()
+        (report,) = replay(trace, options)
+        seconds = perf_counter() - began
+        capacity = max(1, int(trace.unique * share / 100))
+        plain = plain_lru(requests, capacity) / trace.blocks.size
+        off = abs(report.block_hit_rate - plain)
+        line = f"  {share:3d} %  lru {report.block_hit_rate:.5f} plain {plain:.5f}  optimum {report.optimum_block_hit_rate:.5f}"
+        if with_optimum:
+            slow = plain_optimum(requests, capacity) / trace.blocks.size
+            line += f" slow {slow:.5f}"
+            off = max(off, abs(slow - report.optimum_block_hit_rate))
+        good &= off <= TOLERANCE
+        print(
+            f"{line}  {seconds:5.1f} s (manager {report.outcome.manager_seconds:.1f})  {'ok' if off <= TOLERANCE else 'DIFFERS'}",
+            flush=True,
+        )
+    return good
+
+
+def main() -> int:
+    """Check every trace with prefix hashes in the folder."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--model", default="llama-3.1-8b")
+    parser.add_argument("--optimum", action="store_true")
+    arguments = parser.parse_args()
+    paths = sorted(arguments.folder.glob("*.jsonl"))
+    if not paths:
+        print(f"{arguments.folder}: no .jsonl trace there", file=sys.stderr)
+        return 2
+    try:
+        return (
+            0
+            if all([check(read_trace(path), arguments.model, with_optimum=arguments.optimum) for path in paths])
+            else 1
+        )
+    except KVLoomError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
