@@ -173,6 +173,25 @@ def test_two_that_compute_the_same_at_once_share_what_the_first_published() -> N
     assert e.open(prompt).reused == 39
 
 
+def test_what_one_of_two_published_is_evicted_while_the_other_goes_on() -> None:
+    """The other one's own copy takes its place, so that what follows can be reached."""
+    for spec in (specs.V4, specs.FULL_WINDOW, specs.LARGE_LCM):
+        e = engine(spec, 300, max_nodes=60)
+        prompt = prompt_of(3 * spec.segment_tokens + 2)
+        first, second = e.open(prompt), e.open(prompt)
+        for s in (first, second):
+            e.prefill(s, prompt[: 2 * spec.segment_tokens])
+        first.close()
+        e.manager.evict(10**9)
+        e.prefill(second, prompt[:-1])
+        e.finish(second.checkpoint())
+        third = e.open(prompt)
+        assert third.reused == len(prompt) - 1
+        second.close()
+        third.close()
+        e.manager.check_integrity()
+
+
 def test_clearing_while_sequences_run() -> None:
     """They keep what they hold, and go on; what they publish later is found again once the prefix is back."""
     e = engine(specs.FULL_WINDOW, 96)

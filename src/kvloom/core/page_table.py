@@ -15,11 +15,13 @@ import numpy as np
 from kvloom.core._jit import jit
 from kvloom.core.arrays import (
     BLOCK_TOKENS,
+    DEPTH,
     GENERATION,
     GRADE,
     HITS,
     NEED,
     OWNER,
+    PARENT,
     RATIO,
     RULE,
     RULE_SNAPSHOT,
@@ -34,7 +36,7 @@ from kvloom.core.prefix_index import add_weight, adopt, find_child, new_node
 from kvloom.core.rules import block_useful, blocks_at, first_block_needed, snapshot_kept, snapshot_needed
 from kvloom.plan import ArenaGeometry
 from kvloom.spec.model_spec import ModelSpec
-from kvloom.types import AnyArray
+from kvloom.types import SLOT_EVICTED, AnyArray
 
 
 class Rows(NamedTuple):
@@ -195,6 +197,28 @@ def commit_segment(a: Arrays, r: Rows, q: int, parent: int, tokens: AnyArray, st
                 if a.slot[OWNER, s] < 0 and a.slot[STATE, s] == READY:
                     adopt(a, n, a.col_base[g] + block - origin, g, s)
     return n
+
+
+@jit
+def republish(a: Arrays, r: Rows, q: int, n: int) -> None:
+    """Put the row's own blocks back into segment ``n`` and those before it where an equal object was evicted.
+
+    Two sequences that computed the same keep a block each, and only one of the two is in the index.  When that one
+    went, all that the other published further down could not be reached.
+    """
+    while a.node[PARENT, n] >= 0:
+        start = (a.node[DEPTH, n] - 1) * a.tokens.shape[1]
+        for g in range(a.group.shape[1]):
+            if a.group[RULE, g] == RULE_SNAPSHOT:
+                continue
+            origin = start // a.group[BLOCK_TOKENS, g]
+            for c in range(a.col_base[g], a.col_base[g + 1]):
+                block = origin + c - a.col_base[g]
+                if a.columns[n, c] == SLOT_EVICTED and r.first[q, g] <= block < r.last[q, g]:
+                    s = slot_at(a, r, q, g, block)
+                    if a.slot[OWNER, s] < 0 and a.slot[STATE, s] == READY:
+                        adopt(a, n, c, g, s)
+        n = a.node[PARENT, n]
 
 
 @jit

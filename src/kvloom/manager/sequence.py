@@ -20,6 +20,7 @@ from kvloom.core.page_table import (
     lease_lacks_room,
     mark_computed,
     release_row,
+    republish,
     reserve_sealed,
     reserve_snapshots,
     share_row,
@@ -213,6 +214,7 @@ class CachedSequence:
         if self._detached or self.length == 0:
             return CopyPlan(ticket=0)
         manager.tick()
+        republish(manager.arrays, manager.rows, self.row, self.node)
         start = self._committed * manager.spec.segment_tokens
         if self.length == start:
             return self._snapshot(self.node, asked=True)
@@ -240,6 +242,8 @@ class CachedSequence:
         manager.enter()
         manager.tick()
         self._closed = True
+        if not self._broken:
+            republish(manager.arrays, manager.rows, self.row, self.node)
         release_row(manager.arrays, manager.rows, self.row)
         drop_weight(manager.arrays, self.node)
         manager.retire(self.row)

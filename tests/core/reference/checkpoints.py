@@ -80,6 +80,7 @@ def checkpoint(sequence: RefSequence) -> Ticket | None:
     if sequence.detached or sequence.length == 0:
         return None
     manager.arena.clock += 1
+    sequence.republish()
     if sequence.length == sequence.committed * manager.spec.segment_tokens:
         return snapshot_plan(sequence, asked=True)
     tail = sequence.tokens[sequence.committed * manager.spec.segment_tokens : sequence.length]

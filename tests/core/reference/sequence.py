@@ -12,7 +12,7 @@ from tests.core.reference.plans import NO_PLAN, Ticket
 
 from kvloom.errors import SequenceError
 from kvloom.plan import Explanation
-from kvloom.types import Grade, ObjectState
+from kvloom.types import SLOT_EVICTED, Grade, ObjectState
 
 if TYPE_CHECKING:
     from tests.core.reference.manager import RefManager
@@ -137,11 +137,24 @@ class RefSequence:
             return
         self.manager.arena.clock += 1
         self.closed = True
+        if not self.broken:
+            self.republish()
         self.let_go()
         self.manager.core.release_node(self.node)
         self.manager.running.remove(self)
 
     # ---------------------------------------------------------------- parts
+
+    def republish(self) -> None:
+        """Give the index blocks of our own where equal ones, which others had published, were evicted."""
+        for node in reversed(self.node.path[1:]):
+            for (g, place), there in list(node.columns.items()):
+                group = self.manager.core.groups[g]
+                if group.snapshot or there != SLOT_EVICTED:
+                    continue
+                own = self.blocks[g].get(node.start // group.tokens + place)
+                if own is not None and own.owner is None and own.state is ObjectState.READY:
+                    self.manager.core.adopt(node, (g, place), own)
 
     def usable(self) -> RefManager:
         """SequenceError unless the sequence may go on."""
