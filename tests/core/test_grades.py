@@ -167,3 +167,24 @@ def test_a_segment_end_gets_its_snapshot_when_a_checkpoint_asks() -> None:
         s.close()
         assert e.open(prompt_of(9), floor=grade).reused == 8
         e.manager.check_integrity()
+
+
+def test_a_checkpoint_gets_better_when_it_is_made_again() -> None:
+    """Approximate, then faithful; the third, approximate again, changes nothing."""
+    e = engine(specs.V4, 200)
+    prompt = prompt_of(22)
+    for claimed, best in (
+        (Grade.APPROXIMATE, Grade.APPROXIMATE),
+        (Grade.FAITHFUL, Grade.FAITHFUL),
+        (Grade.APPROXIMATE, Grade.FAITHFUL),
+    ):
+        s = e.open(prompt, floor=Grade.CANONICAL)
+        for end in (16, 21):
+            e.step(s, prompt[s.length : end], claimed)
+        e.finish(s.checkpoint())
+        s.close()
+        hit = e.open(prompt, floor=Grade.APPROXIMATE)
+        assert (hit.reused, hit.grade) == (21, best)
+        hit.close()
+        assert e.open(prompt).reused == (21 if best is Grade.FAITHFUL else 0)
+        e.manager.check_integrity()

@@ -15,6 +15,7 @@ RINGS = (
     ModelSpec("window 1", (full(4), window(1, 4)), 4, 4),
     ModelSpec("window 5", (full(4), window(5, 2)), 4, 8),
     ModelSpec("window 40", (full(4), window(40, 4)), 4, 4),
+    ModelSpec("a window larger than everything", (full(4), window(1000, 4)), 4, 4),
     ModelSpec("window only", (window(6, 2),), 4, 4),
     ModelSpec("chunks of 6, segments of 4", (full(4), chunks(6, 2)), 4, 4),
     specs.CHUNKS_ONLY,
