@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from tests.core.reference.arena import COMMITS, EVICTIONS, Arena, Slot
 from tests.core.reference.index import Index, Node, Place
@@ -23,24 +24,42 @@ class Core:
         self.arena = Arena(geometry)
         columns = [(g.index, i) for g in self.groups for i in range(g.columns)]
         self.index = Index(places, spec.segment_tokens, columns)
+        self.graveyard: list[tuple[Slot, int]] = []
+
+    def settle(self) -> None:
+        """Look again at what the last act changed."""
+        self.index.settle()
+        self.arena.settle()
 
     # ---------------------------------------------------------------- objects in the index
 
     def forget(self, slot: Slot, code: int) -> None:
-        """Take an object out of the index.  Holders keep the slot as a private one."""
-        self._unname(slot, code)
-        self.index.settle()
+        """Take an object out of the index.
 
-    def _unname(self, slot: Slot, code: int) -> None:
-        assert slot.owner is not None
-        slot.owner.columns[slot.column] = code
+        Holders keep the slot as a private one.  A prefix block of a segment may be read by whoever runs below, so
+        that it waits until all that run now have ended.
+        """
+        node = slot.owner
+        assert node is not None
+        read_below = node.is_segment and not slot.auxiliary and node.anchors > 0
+        node.columns[slot.column] = code
         slot.owner = None
         if code == SLOT_EVICTED:
             self.arena.counters[slot.group][EVICTIONS] += 1
-        if slot.holders == 0:
-            self.arena.give(slot)
-        else:
+        if slot.holders or read_below:
             slot.state = ObjectState.QUARANTINED if code == SLOT_QUARANTINED else ObjectState.READY
+            if read_below:
+                slot.holders += 1
+                self.graveyard.append((slot, self.arena.clock))
+        else:
+            self.arena.give(slot)
+        slot.auxiliary = False
+        self.settle()
+
+    def reap(self, oldest: int) -> None:
+        """Free what was given up before the oldest running sequence began."""
+        while self.graveyard and self.graveyard[0][1] < oldest:
+            self.arena.release(self.graveyard.pop(0)[0])
 
     def adopt(self, node: Node, place: Place, slot: Slot) -> None:
         """Publish a READY slot, unless something of the same grade or a better one is there."""
@@ -48,72 +67,59 @@ class Core:
         if isinstance(present, Slot):
             if present is slot or present.grade >= slot.grade:
                 return
-            self._unname(present, -1)
+            self.forget(present, -1)
         slot.state = ObjectState.COMMITTED
         slot.owner, slot.column = node, place
+        slot.auxiliary = node.is_segment and self.groups[slot.group].kind not in PREFIX_KINDS
         node.columns[place] = slot
         self.arena.counters[slot.group][COMMITS] += 1
-        self.index.settle()
-
-    def _drop_unused(self, node: Node) -> None:
-        for place in sorted(node.columns):
-            slot = node.columns[place]
-            if isinstance(slot, Slot) and slot.holders == 0:
-                self._unname(slot, SLOT_EVICTED)
+        self.settle()
 
     # ---------------------------------------------------------------- eviction
 
-    def evict(self, slot: Slot) -> None:
-        """Evict one object and what is useless without it.
-
-        A checkpoint goes as a whole; a block of a prefix group takes everything of its node and below with it;
-        a window block or a snapshot goes alone.
-        """
-        node = slot.owner
-        assert node is not None
-        assert slot.evictable
-        if not node.is_segment:
-            self._drop_unused(node)
-        elif self.groups[slot.group].kind in PREFIX_KINDS:
-            for below in node.below():
-                self._drop_unused(below)
-        else:
-            self._unname(slot, SLOT_EVICTED)
-        self.index.settle()
+    def evict_leaf(self, leaf: Node) -> None:
+        """Evict everything that a leaf names."""
+        assert leaf.evictable
+        for place in sorted(leaf.columns):
+            slot = leaf.columns[place]
+            if isinstance(slot, Slot):
+                self.forget(slot, SLOT_EVICTED)
 
     def evict_oldest(self) -> bool:
-        """Evict the object that was released longest ago, of any group."""
-        group = self.arena.group_with_oldest([g.index for g in self.groups])
-        if group is None:
-            return False
-        self.evict(self.arena.evictable(group)[0])
-        return True
+        """Evict the window, snapshot or leaf that was used longest ago; single objects before leaves in a tie."""
+        leaves = self.index.leaves()
+        heads = [self.arena.auxiliary(g.index)[0] for g in self.groups if self.arena.auxiliary(g.index)]
+        head = min(heads, key=lambda s: (s.released[0], s.group), default=None)
+        if head is not None and (not leaves or head.released[0] <= leaves[0].stamp):
+            self.forget(head, SLOT_EVICTED)
+        elif leaves:
+            self.evict_leaf(leaves[0])
+        return head is not None or bool(leaves)
 
-    def _empty_a_page(self, group: int) -> bool:
-        used = self.arena.page_to_empty(group)
-        if used is None:
-            return False
-        for slot in used:
-            if slot.owner is not None:
-                self.evict(slot)
-        return True
+    def _empty_page(self, group: int, page: int) -> None:
+        for slot in self.arena.used_on(group, page):
+            if slot.owner is not None and slot.auxiliary:
+                self.forget(slot, SLOT_EVICTED)
+            elif slot.owner is not None:
+                self.evict_leaf(slot.owner)
 
     def _make_room(self, group: int) -> bool:
-        """Evict the oldest of the group's own objects, or a page of another group if that is older."""
-        own = self.arena.evictable(group)
-        others = [g.index for g in self.groups if g.index != group]
-        other = None if self.arena.static else self.arena.group_with_oldest(others)
-        prefer_other = other is not None and (
-            not own or self.arena.evictable(other)[0].released[0] < own[0].released[0]
-        )
-        if prefer_other and other is not None and self._empty_a_page(other):
-            return True
-        if own:
-            self.evict(own[0])
-            return True
-        if self.arena.static:
+        """Evict the oldest of: a leaf, an object of this group, a page of another group.
+
+        In a tie the object goes first, then the leaf, then pages in the order of groups.
+        """
+        candidates: list[tuple[int, int, Callable[[], None]]] = []
+        for slot in self.arena.auxiliary(group)[:1]:
+            candidates.append((slot.released[0], -2, partial(self.forget, slot, SLOT_EVICTED)))
+        for leaf in self.index.leaves()[:1]:
+            candidates.append((leaf.stamp, -1, partial(self.evict_leaf, leaf)))
+        for g in [] if self.arena.static else [g.index for g in self.groups if g.index != group]:
+            for page in self.arena.emptiable[g][:1]:
+                candidates.append((self.arena.pages[page].since, g, partial(self._empty_page, g, page)))
+        if not candidates:
             return False
-        return any(self._empty_a_page(g) for g in others if g != other)
+        min(candidates, key=lambda c: c[:2])[2]()
+        return True
 
     def take(self, group: int) -> Slot | None:
         """A slot with one holder, evicting as needed; None when everything is in use."""
@@ -127,26 +133,30 @@ class Core:
     def hold_node(self, node: Node) -> None:
         """One more reason for a node to stay."""
         node.holders += 1
-        self.index.settle()
+        self.settle()
 
     def release_node(self, node: Node) -> None:
         """One reason less."""
         node.holders -= 1
-        self.index.settle()
+        self.settle()
+
+    def touch(self, node: Node) -> None:
+        """The node is used now."""
+        node.stamp = self.arena.clock
 
     def make_place(self) -> bool:
-        """Evict until the index has a place to give: prefix objects first, since they take their node with them."""
-        prefix = [g.index for g in self.groups if g.kind in PREFIX_KINDS]
+        """Evict leaves until the index has a place to give."""
         while not self.index.free and not self.index.ghosts:
-            group = self.arena.group_with_oldest(prefix)
-            if group is not None:
-                self.evict(self.arena.evictable(group)[0])
-            elif not self.evict_oldest():
+            leaves = self.index.leaves()
+            if not leaves:
                 return False
+            self.evict_leaf(leaves[0])
         return True
 
     def new_node(self, parent: Node, tokens: Sequence[int]) -> Node | None:
         """A child of ``parent``, held by the caller; ``parent`` is held too."""
         node = self.index.new_node(parent, tokens)
-        self.index.settle()
+        if node is not None:
+            self.touch(node)
+        self.settle()
         return node

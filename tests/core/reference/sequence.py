@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tests.core.reference.arena import HITS, UNKEPT, Slot
+from tests.core.reference.core import PREFIX_KINDS
 from tests.core.reference.index import Node, Place
 
 from kvloom.errors import SequenceError
@@ -29,7 +30,9 @@ class RefSequence:
         self.grade = grade
         self.floor = floor
         self.pending = 0
-        self.broken = self.closed = self.detached = False
+        self.stepped = False
+        self.broken = self.closed = self.detached = self.forgetful = False
+        self.epoch = manager.arena.clock
         self.committed = self.length // manager.spec.segment_tokens
         self.blocks: list[dict[int, Slot]] = [{} for _ in manager.core.groups]
         self.explanation: Explanation | None = None
@@ -41,23 +44,31 @@ class RefSequence:
     def lease(
         cls, manager: RefManager, hit: Node, prompt: tuple[int, ...], floor: Grade, explanation: Explanation
     ) -> RefSequence:
-        """Hold what ``hit`` needs; own a live slot per snapshot group and copies of the blocks of a checkpoint."""
+        """Stand on the last segment of ``hit``; own live slots and copies of the blocks of a checkpoint.
+
+        Standing there keeps the prefix blocks of the segments above; windows and snapshots are held one by one.
+        """
         core, arena = manager.core, manager.arena
         leased = [(g, position, n, n.columns[place]) for g, position, n, place in manager.objects_needed(hit)]
-        shared = [slot for _, _, _, slot in leased if isinstance(slot, Slot)]
-        for slot in shared:
-            arena.hold(slot)
-            arena.counters[slot.group][HITS] += 1
-        grade = Grade(min([slot.grade for slot in shared], default=Grade.CANONICAL))
         at_segment = hit.is_segment or hit.parent is None
+        grades = [slot.grade for _, _, _, slot in leased if isinstance(slot, Slot)]
+        grade = Grade(min(grades, default=Grade.CANONICAL))
         sequence = cls(manager, prompt[: hit.end], hit if at_segment else hit.parent or hit, grade, floor)
+        for stand in dict.fromkeys((sequence.node, hit)):
+            core.hold_node(stand)
+            core.touch(stand)
         sources: dict[int, Slot] = {}
         for g, position, _, slot in leased:
             assert isinstance(slot, Slot)
+            arena.counters[g][HITS] += 1
             if core.groups[g].snapshot:
                 sources[g] = slot
-            else:
-                sequence.blocks[g][position // core.groups[g].tokens] = slot
+                arena.hold(slot)
+                continue
+            block = position // core.groups[g].tokens
+            sequence.blocks[g][block] = slot
+            if not sequence.published(g, block):
+                arena.hold(slot)
         originals: list[Slot] = []
         copies = sequence._live_slots(sources)
         ready: list[Slot] = []
@@ -72,14 +83,21 @@ class RefSequence:
             sequence._let_go()
         for slot in sources.values():
             arena.release(slot)
+        if not at_segment:
+            core.release_node(hit)
         if copies is None:
+            core.release_node(sequence.node)
             raise manager.no_room(len(prompt))
-        core.hold_node(sequence.node)
         known = explanation
         sequence.explanation = Explanation(
             hit.end, grade if hit.end else None, known.prompt_tokens, known.known_tokens, known.limits
         )
         return sequence
+
+    def published(self, g: int, block: int) -> bool:
+        """Whether a block belongs to the index, and is kept by where the sequence stands."""
+        group = self.manager.core.groups[g]
+        return group.kind in PREFIX_KINDS and block * group.tokens < self.committed * self.manager.spec.segment_tokens
 
     def _live_slots(self, sources: dict[int, Slot]) -> list[Copy] | None:
         from tests.core.reference.manager import Copy
@@ -128,19 +146,36 @@ class RefSequence:
         if self.pending:
             raise SequenceError("pending")
         manager.arena.clock += 1
-        end = self.length + len(ids)
-        for group in manager.core.groups:
+        if self.reserve(len(ids)) is not None:
+            raise manager.no_room(self.length + len(ids))
+        self.add(ids, stepped=False)
+
+    def reserve(self, count: int) -> int | None:
+        """Take the blocks that ``count`` more tokens write; the group without room, and nothing changed, or None."""
+        end = self.length + count
+        for group in self.manager.core.groups:
             if group.snapshot:
                 continue
             for block in range(group.begun(self.length), group.begun(end)):
                 slot = self._block_or_none(group.index, block, group.begun(end))
                 if slot is None:
                     self._shrink_to(self.length, up_to=group.index)
-                    raise manager.no_room(end)
+                    return group.index
                 self.blocks[group.index][block] = slot
+        return None
+
+    def add(self, ids: Sequence[int], *, stepped: bool) -> None:
+        """The tokens of the next forward."""
         del self.tokens[self.length :]
         self.tokens += ids
         self.pending = len(ids)
+        self.stepped = stepped
+
+    def take_back(self) -> None:
+        """Those tokens will not be computed."""
+        self.pending = 0
+        self.stepped = False
+        self._shrink_to(self.length, up_to=len(self.blocks))
 
     def _block_or_none(self, group: int, block: int, wanted: int) -> Slot | None:
         held = self.blocks[group]
@@ -158,26 +193,30 @@ class RefSequence:
     def commit(self, grade: Grade) -> Ticket | None:
         """The pending tokens were computed: publish the segments that they complete, and their snapshots."""
         manager = self.usable()
-        if not self.pending:
-            raise SequenceError("nothing pending")
+        if not self.pending or self.stepped:
+            raise SequenceError("nothing pending, or a batch has to finish it")
+        manager.arena.clock += 1
+        return self.snapshot_plan() if self.compute(grade) else None
+
+    def compute(self, grade: Grade) -> bool:
+        """The pending tokens were computed; whether a published segment ends with them."""
+        manager = self.manager
         segment = manager.spec.segment_tokens
         canonical = self.pending == segment and self.length % segment == 0
         self.grade = min(grade, self.grade, Grade.CANONICAL if canonical else Grade.FAITHFUL)
-        manager.arena.clock += 1
+        self.forgetful = self.forgetful or (self.detached and self.stepped)
         self._mark_computed()
         self.length += self.pending
         self.pending = 0
+        self.stepped = False
         while not self.detached and (self.committed + 1) * segment <= self.length:
             self._publish_segment()
-        plan = None
-        if not self.detached and self.length == self.committed * segment:
-            plan = self._snapshot_plan()
         for group in manager.core.groups:
             held = self.blocks[group.index]
             for block in sorted(held, reverse=True):
                 if not group.snapshot and block not in group.needed(self.length):
                     manager.arena.release(held.pop(block))
-        return plan
+        return not self.detached and self.length == self.committed * segment
 
     def _mark_computed(self) -> None:
         for group in self.manager.core.groups:
@@ -191,6 +230,7 @@ class RefSequence:
                         slot.state = ObjectState.READY
 
     def _publish_segment(self) -> None:
+        """Hand the segment's blocks to the index; where it has prefix blocks as good, go on with those."""
         core = self.manager.core
         segment = self.manager.spec.segment_tokens
         start = self.committed * segment
@@ -199,24 +239,37 @@ class RefSequence:
         if node is None:
             self.detached = True
             return
+        for group in core.groups:
+            for block, slot in sorted(self.blocks[group.index].items()):
+                if group.snapshot or not start <= block * group.tokens < end:
+                    continue
+                place = (group.index, block - start // group.tokens)
+                private = slot.owner is None and slot.state is ObjectState.READY
+                if private and block in group.needed(end):
+                    core.adopt(node, place, slot)
+                if group.kind in PREFIX_KINDS:
+                    kept = node.columns[place]
+                    assert isinstance(kept, Slot)
+                    self.blocks[group.index][block] = kept
+                    self.manager.arena.release(slot)
+        core.touch(node)
         core.release_node(self.node)
         self.node = node
         self.committed += 1
-        for group in core.groups:
-            for block, slot in sorted(self.blocks[group.index].items()):
-                inside = not group.snapshot and start <= block * group.tokens < end
-                private = slot.owner is None and slot.state is ObjectState.READY
-                if inside and private and block in group.needed(end):
-                    core.adopt(node, (group.index, block - start // group.tokens), slot)
 
     def _child_or_new(self, tokens: Sequence[int]) -> Node | None:
-        """The node below this sequence's deepest one with these tokens, held once more; None when none can be had."""
+        """The node below this sequence's deepest one with these tokens, held once more; None when none can be had.
+
+        In a full index leaves make room, then namespaces that nothing hangs on; for a checkpoint the other way round.
+        """
         core = self.manager.core
         node = self.node.child(tokens)
         if node is not None:
             core.hold_node(node)
             return node
         node = core.new_node(self.node, tokens)
+        if node is None and len(tokens) == self.manager.spec.segment_tokens and core.make_place():
+            node = core.new_node(self.node, tokens)
         if node is None and self.manager.make_place():
             node = core.new_node(self.node, tokens)
         return node
@@ -244,7 +297,8 @@ class RefSequence:
             copies.append(Copy(group.index, self.blocks[group.index][0], slot))
         return copies, [(node, (c.group, 0), c.dst) for c in copies]
 
-    def _snapshot_plan(self, *, asked: bool = False) -> Ticket | None:
+    def snapshot_plan(self, *, asked: bool = False) -> Ticket | None:
+        """The copies of the snapshots that this segment end keeps."""
         found = self._snapshots(self.node, asked=asked)
         if not found or not found[0]:
             return None
@@ -260,7 +314,7 @@ class RefSequence:
             return None
         manager.arena.clock += 1
         if self.length == self.committed * manager.spec.segment_tokens:
-            return self._snapshot_plan(asked=True)
+            return self.snapshot_plan(asked=True)
         tail = self.tokens[self.committed * manager.spec.segment_tokens : self.length]
         known = self.node.child(tail)
         if known is not None and self._sealed_already(known):
@@ -316,11 +370,13 @@ class RefSequence:
         manager.need_row()
         shared_end = self.length if self.detached else self.committed * manager.spec.segment_tokens
         child = RefSequence(manager, self.tokens[: self.length], self.node, self.grade, self.floor)
-        child.committed, child.detached = self.committed, self.detached
+        child.committed, child.detached, child.forgetful = self.committed, self.detached, self.forgetful
+        child.epoch = self.epoch
         for group in manager.core.groups:
             for block, slot in [] if group.snapshot else sorted(self.blocks[group.index].items()):
                 if block < group.full(shared_end):
-                    manager.arena.hold(slot)
+                    if not self.published(group.index, block):
+                        manager.arena.hold(slot)
                     child.blocks[group.index][block] = slot
         copies: list[Copy] = []
         ready: list[Slot] = []
@@ -357,9 +413,8 @@ class RefSequence:
         manager = self.usable()
         if not self.pending:
             raise SequenceError("nothing pending")
-        self.pending = 0
         self.broken = any(group.snapshot for group in manager.core.groups)
-        self._shrink_to(self.length, up_to=len(self.blocks))
+        self.take_back()
 
     def close(self) -> None:
         """Release everything, group by group, deepest block first."""
@@ -368,8 +423,10 @@ class RefSequence:
         self.manager.arena.clock += 1
         self.closed = True
         self._let_go()
+        self.manager.core.touch(self.node)
         self.manager.core.release_node(self.node)
         self.manager.running.remove(self)
+        self.manager.reap()
 
     # ---------------------------------------------------------------- parts
 
@@ -380,9 +437,11 @@ class RefSequence:
         return self.manager
 
     def _let_go(self) -> None:
-        for held in self.blocks:
+        for g, held in enumerate(self.blocks):
             for block in sorted(held, reverse=True):
-                self.manager.arena.release(held.pop(block))
+                slot = held.pop(block)
+                if not self.published(g, block):
+                    self.manager.arena.release(slot)
 
 
 def number(ticket: Ticket | None) -> int:
