@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from kvloom.core.fields import PINS
+
 if importlib.util.find_spec("transformers") is not None:
     import torch
     from transformers import DynamicCache, PreTrainedModel
@@ -80,7 +82,7 @@ class Lab:
     @staticmethod
     def held(engine: Engine) -> int:
         """Slots that are held by sequences or plans."""
-        return int((engine.manager.arrays.pins > 0).sum())
+        return int((engine.manager.arrays.slot[:, PINS] > 0).sum())
 
 
 @pytest.fixture

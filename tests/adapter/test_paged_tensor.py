@@ -37,6 +37,9 @@ class Slots:
     def num_blocks(self, group: int) -> int:
         return self.last
 
+    def published_blocks(self, group: int) -> int:
+        return 0
+
     def live_slot(self, group: int) -> int:
         raise NotImplementedError
 

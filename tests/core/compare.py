@@ -6,12 +6,45 @@ from typing import Any
 
 import numpy as np
 from tests.core.reference.arena import Slot
+from tests.core.reference.core import PREFIX_KINDS
 from tests.core.reference.index import Node
 from tests.core.reference.manager import RefManager
 from tests.core.reference.plans import Ticket
 from tests.core.reference.sequence import RefSequence
 
-from kvloom.core.arrays import CLOCK, FREE_NODES, FREE_PAGES, GHOST_HEAD
+from kvloom.core.fields import (
+    ANCHORS,
+    AUX_HEAD,
+    CLOCK,
+    FIRST_CHECKPOINT,
+    FIRST_CHILD,
+    FREE_NODES,
+    FREE_PAGES,
+    GENERATION,
+    GHOST_HEAD,
+    GHOST_NEXT,
+    GRADE,
+    GRAVE_HEAD,
+    HEAP_SIZE,
+    NEXT,
+    NTOKENS,
+    OWNER,
+    OWNER_COL,
+    PAGE_FREE,
+    PAGE_GROUP,
+    PAGE_NEXT,
+    PARENT,
+    PART_HEAD,
+    PINS,
+    RESIDENT,
+    SIBLING_NEXT,
+    SLOT_BASE,
+    STATE,
+    STEAL_HEAD,
+    STEAL_NEXT,
+)
+from kvloom.core.page_table import FIRST, LAST, SHARED
+from kvloom.errors import SequenceError
 from kvloom.manager import CachedSequence, Manager
 from kvloom.plan import CopyPlan, Explanation
 from kvloom.types import ObjectState
@@ -32,34 +65,32 @@ def _chain(links: Any, head: int) -> list[int]:
 def fast_state(manager: Manager) -> State:
     """Everything the core knows."""
     a = manager.arrays
-    base = a.slot_base.tolist()
-    groups = range(len(base) - 1)
-    live, grade = a.state.tolist(), a.grade.tolist()
-    owner = a.owner.tolist()
-    slots = list(
-        zip(
-            live,
-            [g if s != FREE else None for g, s in zip(grade, live, strict=True)],
-            a.generation.tolist(),
-            a.pins.tolist(),
-            owner,
-            [c if o >= 0 else None for c, o in zip(a.owner_col.tolist(), owner, strict=True)],
-            strict=True,
-        )
-    )
-    following = a.next.tolist()
-    lru = [_chain(following, int(a.lru_head[g])) for g in groups]
-    open_pages = [_chain(a.page_next, int(a.part_head[g])) for g in groups]
+    base = a.group[:, SLOT_BASE].tolist()
+    groups = range(len(base))
+    slots = [
+        (state, grade if state != FREE else None, generation, pins, owner, column if owner >= 0 else None)
+        for state, grade, generation, pins, owner, column in a.slot[
+            :, [STATE, GRADE, GENERATION, PINS, OWNER, OWNER_COL]
+        ].tolist()
+    ]
+    following = a.slot[:, NEXT].tolist()
+    auxiliary = [_chain(following, int(a.group[g, AUX_HEAD])) for g in groups]
+    open_pages = [_chain(a.page[:, PAGE_NEXT], int(a.group[g, PART_HEAD])) for g in groups]
+    emptiable = [_chain(a.page[:, STEAL_NEXT], int(a.group[g, STEAL_HEAD])) for g in groups]
+    leaves = [(int(a.node_stamp[n]), n) for n in a.heap[: int(a.scalars[HEAP_SIZE])].tolist()]
     return {
         "clock": int(a.scalars[CLOCK]),
         "slots": slots,
-        "lru": [[(s - base[g], int(a.stamp[s])) for s in lru[g]] for g in groups],
-        "pages": a.page_group.tolist(),
+        "auxiliary": [[(s - base[g], int(a.slot_stamp[s])) for s in auxiliary[g]] for g in groups],
+        "leaves": sorted(leaves),
+        "given up": [(s, int(a.slot_stamp[s])) for s in _chain(following, int(a.scalars[GRAVE_HEAD]))],
+        "pages": a.page[:, PAGE_GROUP].tolist(),
         "free pages": a.free_pages[: int(a.scalars[FREE_PAGES])].tolist(),
         "open pages": open_pages,
-        "free slots": {p: _chain(following, int(a.page_free[p])) for listed in open_pages for p in listed},
+        "emptiable": [[(p, int(a.page_stamp[p])) for p in listed] for listed in emptiable],
+        "free slots": {p: _chain(following, int(a.page[p, PAGE_FREE])) for listed in open_pages for p in listed},
         "nodes": _fast_nodes(manager),
-        "ghosts": _chain(a.ghost_next, int(a.scalars[GHOST_HEAD])),
+        "ghosts": _chain(a.node[:, GHOST_NEXT], int(a.scalars[GHOST_HEAD])),
         "free nodes": a.free_nodes[: int(a.scalars[FREE_NODES])].tolist(),
         "counters": a.counters.tolist(),
         "plans": sorted(manager.tickets._open),
@@ -70,20 +101,21 @@ def fast_state(manager: Manager) -> State:
 
 def _fast_nodes(manager: Manager) -> dict[int, Any]:
     a = manager.arrays
-    used = np.flatnonzero(a.ntokens >= 0).tolist()
-    columns, tokens, ntokens = a.columns.tolist(), a.tokens.tolist(), a.ntokens.tolist()
-    parent, weight, first_child = a.parent.tolist(), a.weight.tolist(), a.first_child.tolist()
-    first_checkpoint, sibling = a.first_checkpoint.tolist(), a.sibling_next.tolist()
+    rows, columns, tokens, stamps = a.node.tolist(), a.columns.tolist(), a.tokens.tolist(), a.node_stamp.tolist()
+    sibling = a.node[:, SIBLING_NEXT].tolist()
     return {
         n: (
-            parent[n],
-            tuple(tokens[n][: ntokens[n]]),
-            weight[n],
+            row[PARENT],
+            tuple(tokens[n][: row[NTOKENS]]),
+            row[RESIDENT],
+            row[ANCHORS],
+            stamps[n],
             columns[n],
-            _chain(sibling, first_child[n]),
-            _chain(sibling, first_checkpoint[n]),
+            _chain(sibling, row[FIRST_CHILD]),
+            _chain(sibling, row[FIRST_CHECKPOINT]),
         )
-        for n in used
+        for n, row in enumerate(rows)
+        if row[NTOKENS] >= 0
     }
 
 
@@ -102,7 +134,9 @@ def reference_state(ref: RefManager) -> State:
         return (
             -1 if node.parent is None else node.parent.number,
             node.tokens,
-            node.weight,
+            len(node.objects),
+            node.anchors,
+            node.stamp,
             [slot.index if isinstance(slot, Slot) else slot for slot in node.columns.values()],
             [n.number for n in node.children],
             [n.number for n in node.checkpoints],
@@ -111,12 +145,15 @@ def reference_state(ref: RefManager) -> State:
     return {
         "clock": arena.clock,
         "slots": [slot_value(slot) for slots in arena.slots for slot in slots],
-        "lru": [[(s.index, s.released[0]) for s in arena.evictable(g)] for g in range(len(arena.slots))],
-        "pages": [-1 if g is None else g for g in arena.page_group],
+        "auxiliary": [[(s.index, s.released[0]) for s in arena.auxiliary(g)] for g in range(len(arena.slots))],
+        "leaves": [(n.stamp, n.number) for n in index.leaves()],
+        "given up": [(base[s.group] + s.index, when) for s, when in ref.core.graveyard],
+        "pages": [-1 if page.group is None else page.group for page in arena.pages],
         "free pages": arena.free_pages,
         "open pages": arena.open_pages,
+        "emptiable": [[(p, arena.pages[p].since) for p in listed] for listed in arena.emptiable],
         "free slots": {
-            p: [base[s.group] + s.index for s in reversed(arena.page_free[p])]
+            p: [base[s.group] + s.index for s in reversed(arena.pages[p].free)]
             for pages in arena.open_pages
             for p in pages
         },
@@ -136,18 +173,25 @@ def fast_sequence(manager: Manager, sequence: CachedSequence) -> State:
     rows = manager.rows
     tables = []
     for g in range(len(manager.spec.groups)):
-        first, last = int(rows.first[row, g]), int(rows.last[row, g])
-        offset, width = int(rows.offset[g]), int(rows.width[g])
+        first, last, shared = (int(v) for v in rows.span[row, g, [FIRST, LAST, SHARED]])
+        offset, width = (int(v) for v in rows.shape[g])
         table = rows.table[row, offset : offset + width].tolist()
         held = {block: table[block % width] for block in range(first, last)}
-        tables.append((first, last, held, sum(s >= 0 for s in table)))
+        tables.append((first, last, held, shared))
     return {
         "tables": tables,
-        "tokens": sequence.tokens.tolist(),
+        "tokens": _fast_tokens(sequence),
         "numbers": (sequence.reused, sequence.length, int(sequence.grade), sequence.node, sequence.restore.ticket),
         "flags": (sequence.broken, sequence.closed),
         "explanation": plain_explanation(sequence.explanation),
     }
+
+
+def _fast_tokens(sequence: CachedSequence) -> list[int] | None:
+    try:
+        return sequence.tokens.tolist()
+    except SequenceError:
+        return None
 
 
 def reference_sequence(ref: RefManager, sequence: RefSequence) -> State:
@@ -157,10 +201,12 @@ def reference_sequence(ref: RefManager, sequence: RefSequence) -> State:
         end = 1 if group.snapshot else group.begun(sequence.length + sequence.pending)
         first = min(held, default=end)
         assert sorted(held) == list(range(first, end)), "a sequence holds a run of blocks up to its end"
-        tables.append((first, end, {block: slot.index for block, slot in sorted(held.items())}, len(held)))
+        published = 0 if group.kind not in PREFIX_KINDS else sequence.committed * group.columns
+        slots = {block: slot.index for block, slot in sorted(held.items())}
+        tables.append((first, end, slots, published))
     return {
         "tables": tables,
-        "tokens": sequence.tokens[: sequence.length],
+        "tokens": None if sequence.forgetful else sequence.tokens[: sequence.length],
         "numbers": (
             sequence.reused,
             sequence.length,
@@ -199,9 +245,16 @@ def reference_plan(ticket: Ticket | None) -> Any:
 
 
 def differences(fast: State, reference: State) -> list[str]:
-    """One line per part that differs."""
-    return [
-        f"{key}:\n    core      {fast[key]}\n    reference {reference[key]}"
-        for key in fast
-        if fast[key] != reference[key]
-    ]
+    """One line per part that differs; of lists and dictionaries the entries that do."""
+    found = []
+    for key in fast:
+        one, other = fast[key], reference[key]
+        if one == other:
+            continue
+        if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+            one, other = dict(enumerate(one)), dict(enumerate(other))
+        if isinstance(one, dict):
+            differing = [k for k in {**one, **other} if one.get(k) != other.get(k)]
+            one, other = ({k: part.get(k) for k in differing} for part in (one, other))
+        found.append(f"{key}:\n    core      {one}\n    reference {other}")
+    return found

@@ -23,6 +23,7 @@ from tests.core.worlds import World
 from kvloom.config import Device
 from kvloom.errors import CapacityError, SequenceError
 from kvloom.manager import CachedSequence, Manager
+from kvloom.manager.manager import Batch
 from kvloom.plan import CopyPlan
 from kvloom.types import Grade, Kind
 
@@ -64,8 +65,10 @@ class Life:
         self.stale_plans: list[CopyPlan] = []
         self.prompts: list[list[int]] = [[]]
         self.kept: list[list[int]] = []
+        self.batch: tuple[Batch, list[Running]] | None = None
         self.log: list[str] = []
         self.errors = 0
+        self.steps = 0
         self.hits = [0, 0, 0]
         segment = world.spec.segment_tokens
         self.longest = next(n for n in range(8 * segment, 0, -1) if self.ref.fits(n)) * 2 // 3 + 2
@@ -95,7 +98,9 @@ class Life:
         if self.plans:
             menu.append((self._plan, 12))
         if self.sequences:
-            menu += [(self._go_on, 40), (self._checkpoint, 5), (self._fork, 2), (self._close, 7)]
+            menu += [(self._go_on, 40), (self._checkpoint, 5), (self._fork, 2), (self._close, 7), (self._batch, 2)]
+        if self.batch is not None:
+            menu.append((self._step_batch, 6))
         if self.closed:
             menu.append((self._after_close, 1))
         return menu
@@ -197,6 +202,8 @@ class Life:
         elif s.ref.broken and self.random.random() < 0.8:
             self._both(f"close {at}", s.fast.close, s.ref.close)
             self.closed = [*self.closed[-3:], self.sequences.pop(at)]
+        elif s.ref.stepped and self.batch is not None and self.random.random() < 0.8:
+            self._step_batch()
         elif s.ref.pending:
             self._commit_or_roll_back(at, s)
         else:
@@ -221,7 +228,7 @@ class Life:
         )
 
     def _commit_or_roll_back(self, at: int, s: Running) -> None:
-        if self.random.random() < 0.08:
+        if self.random.random() < (0.5 if s.ref.stepped else 0.08):
             self._both(f"rollback {at}", s.fast.rollback, s.ref.rollback)
             return
         grade = self.random.choices(list(Grade), (1, 4, 40))[0]
@@ -230,6 +237,60 @@ class Life:
             self._took_plan("commit", *plans)
             self.prompts.append(list(s.ref.tokens))
             self.prompts = self.prompts[-12:]
+
+    def _batch(self) -> None:
+        """Some of the sequences decode together from now on; one that cannot go on is refused."""
+        able = [s for s in self.sequences if not s.ref.pending or s.ref.stepped or self.random.random() < 0.05]
+        if len(able) > 1 or self.random.random() < 0.1:
+            able = [s for s in able if self._can_go_on(s) or self.random.random() < 0.05]
+        chosen = self.random.sample(able, self.random.randint(min(1, len(able)), len(able)))
+        made = self._both(
+            f"batch {[self.sequences.index(s) for s in chosen]}",
+            lambda: self.fast.batch([s.fast for s in chosen]),
+            lambda: [s.ref.usable() for s in chosen],
+        )
+        self.batch = None if made is None else (made[0], chosen)
+
+    def _can_go_on(self, s: Running) -> bool:
+        return not s.ref.broken and s.ref.restore not in self.ref.tickets
+
+    def _step_batch(self) -> None:
+        """A few steps, often over the end of a segment; the last one is committed at once or later."""
+        assert self.batch is not None
+        batch, chosen = self.batch
+        refs = [s.ref for s in chosen]
+        for _ in range(self.random.choice([1, 1, 2, self.world.spec.segment_tokens])):
+            top = self.world.spec.max_positions or 10**9
+            longest = max((r.length + r.pending for r in refs), default=0)
+            if longest >= top or longest > self.longest and self.random.random() < 0.9 or self.random.random() < 0.3:
+                plans = self._both(
+                    "finish", lambda: self.fast.finish(batch), lambda: self.ref.finish_step(refs)
+                )
+            else:
+                tokens = self._next_tokens(refs)
+                plans = self._both(
+                    f"step {tokens}",
+                    lambda t=tokens: self.fast.step(batch, np.array(t, dtype=np.int32)),
+                    lambda t=tokens: self.ref.step(refs, t),
+                )
+            if plans is None:
+                self.batch = self.batch if self.random.random() < 0.5 else None
+                return
+            if len(plans[0]) != len(plans[1]):
+                self._fail([f"plans of a step: core {plans[0]}, reference {plans[1]}"])
+            for fast, ref in zip(*plans, strict=True):
+                self._took_plan("step", fast, ref)
+            self.steps += 1
+            self._compare()
+
+    def _next_tokens(self, refs: Sequence[RefSequence]) -> list[int]:
+        """Often what some prompt says next."""
+        tokens = []
+        for r in refs:
+            at = r.length + r.pending
+            known = [p[at] for p in self.prompts if len(p) > at and p[:at] == r.tokens[:at]]
+            tokens.append(self.random.choice(known) if known and self.random.random() < 0.7 else self._tokens(1)[0])
+        return tokens
 
     def _checkpoint(self) -> None:
         at, s = self._pick()

@@ -31,16 +31,26 @@ def _sources_stamp() -> bytes:
     return digest.digest()
 
 
+def _compile(function: F, **options: Any) -> F:
+    options |= {"nogil": True, "_nrt": False}
+    compiled = numba.njit(cache=True, **options)(function)
+    stamped: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
+    if hasattr(stamped, "_source_stamp"):
+        stamped._source_stamp = (stamped._source_stamp, _sources_stamp())
+    else:  # another Numba keeps it elsewhere: rather compile every time than run stale code
+        compiled = numba.njit(**options)(function)
+    return cast("F", compiled)
+
+
 def jit(function: F) -> F:
     """Compile in nopython mode, cached on disk, with the GIL released and without reference counting.
 
     The core's functions allocate nothing: scratch arrays are arguments.  Numba would otherwise count references to
     every array at every call, atomically, which costs thirty times the work itself.
     """
-    compiled = numba.njit(cache=True, nogil=True, _nrt=False)(function)
-    stamped: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
-    if hasattr(stamped, "_source_stamp"):
-        stamped._source_stamp = (stamped._source_stamp, _sources_stamp())
-    else:  # another Numba keeps it elsewhere: rather compile every time than run stale code
-        compiled = numba.njit(nogil=True, _nrt=False)(function)
-    return cast("F", compiled)
+    return _compile(function)
+
+
+def inlined(function: F) -> F:
+    """Like ``jit``, for the small steps of hot loops: always inlined, since passing all arrays costs more than the step."""
+    return _compile(function, forceinline=True)

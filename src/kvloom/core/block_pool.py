@@ -1,27 +1,30 @@
-"""Slots and pages: take, give back, pin, release, and the LRU list of what may be evicted.
+"""Slots and pages: take, give back, hold, release.
 
-A slot is *evictable* when it is COMMITTED and nobody holds it; exactly these slots are in the LRU list
-of their group, least recently released first.  A page moves between groups only when it is empty.
-Sequences release their blocks from the deepest to the shallowest, so the head of a prefix group's
-list is a leaf of the index unless two sequences raced.
+A page moves between groups only when it is empty.  ``PAGE_PINNED`` counts its slots that cannot be evicted on their own
+right now; a page whose count is zero can be emptied at once and waits in the steal list of its group, in the
+order in which that came about.
+
+Windows and snapshots of segments ("auxiliary" objects) are evictable one by one while nobody holds them: exactly these
+are in the auxiliary list of their group, least recently released first.  Everything else goes with its node.
 """
 
 from __future__ import annotations
 
-from kvloom.core._jit import jit
-from kvloom.core.arrays import (
+from kvloom.core._jit import inlined, jit
+from kvloom.core.arrays import Arrays
+from kvloom.core.fields import (
     ALLOCS,
+    AUX_HEAD,
+    AUX_TAIL,
     CLOCK,
+    EMPTIABLE,
     FREE_PAGES,
-    FRUGAL,
     GENERATION,
     GRADE,
-    LRU_HEAD,
-    LRU_TAIL,
-    NEED,
+    HEAP_AT,
     NEXT,
+    NTOKENS,
     OWNER,
-    OWNER_COL,
     PAGE_BASE,
     PAGE_FREE,
     PAGE_GROUP,
@@ -29,46 +32,82 @@ from kvloom.core.arrays import (
     PAGE_PINNED,
     PAGE_PREV,
     PAGE_USED,
+    PAGES,
     PART_HEAD,
-    PINNED,
-    PINNED_PAGES,
     PINS,
     PREV,
+    RULE,
+    RULE_PREFIX,
+    SLOT_BASE,
     SLOTS_PER_PAGE,
-    STATE,
+    STEAL_HEAD,
+    STEAL_NEXT,
+    STEAL_PREV,
+    STEAL_TAIL,
     USED,
-    Arrays,
 )
 from kvloom.core.lifecycle import ALLOCATED, FREE, move
 
 
-@jit
+@inlined
 def page_of(a: Arrays, g: int, s: int) -> int:
     """Page that holds global slot ``s`` of group ``g``."""
-    return a.group[PAGE_BASE, g] + (s - a.slot_base[g]) // a.group[SLOTS_PER_PAGE, g]
+    return a.group[g, PAGE_BASE] + (s - a.group[g, SLOT_BASE]) // a.group[g, SLOTS_PER_PAGE]
 
 
 @jit
 def _list_page(a: Arrays, g: int, p: int) -> None:
-    head = a.group[PART_HEAD, g]
-    a.page[PAGE_PREV, p] = -1
-    a.page[PAGE_NEXT, p] = head
+    head = a.group[g, PART_HEAD]
+    a.page[p, PAGE_PREV] = -1
+    a.page[p, PAGE_NEXT] = head
     if head >= 0:
-        a.page[PAGE_PREV, head] = p
-    a.group[PART_HEAD, g] = p
+        a.page[head, PAGE_PREV] = p
+    a.group[g, PART_HEAD] = p
 
 
 @jit
 def _unlist_page(a: Arrays, g: int, p: int) -> None:
-    before, after = a.page[PAGE_PREV, p], a.page[PAGE_NEXT, p]
+    before, after = a.page[p, PAGE_PREV], a.page[p, PAGE_NEXT]
     if before >= 0:
-        a.page[PAGE_NEXT, before] = after
+        a.page[before, PAGE_NEXT] = after
     else:
-        a.group[PART_HEAD, g] = after
+        a.group[g, PART_HEAD] = after
     if after >= 0:
-        a.page[PAGE_PREV, after] = before
-    a.page[PAGE_PREV, p] = -1
-    a.page[PAGE_NEXT, p] = -1
+        a.page[after, PAGE_PREV] = before
+
+
+@inlined
+def pin_page(a: Arrays, g: int, p: int) -> None:
+    """One slot more of page ``p`` that cannot be evicted on its own."""
+    if a.page[p, PAGE_PINNED] == 0 and a.page[p, PAGE_USED] > 0:
+        before, after = a.page[p, STEAL_PREV], a.page[p, STEAL_NEXT]
+        if before >= 0:
+            a.page[before, STEAL_NEXT] = after
+        else:
+            a.group[g, STEAL_HEAD] = after
+        if after >= 0:
+            a.page[after, STEAL_PREV] = before
+        else:
+            a.group[g, STEAL_TAIL] = before
+        a.scalars[EMPTIABLE] -= 1
+    a.page[p, PAGE_PINNED] += 1
+
+
+@inlined
+def unpin_page(a: Arrays, g: int, p: int) -> None:
+    """One slot less of page ``p`` that cannot be evicted on its own."""
+    a.page[p, PAGE_PINNED] -= 1
+    if a.page[p, PAGE_PINNED] == 0 and a.page[p, PAGE_USED] > 0:
+        tail = a.group[g, STEAL_TAIL]
+        a.page[p, STEAL_PREV] = tail
+        a.page[p, STEAL_NEXT] = -1
+        if tail >= 0:
+            a.page[tail, STEAL_NEXT] = p
+        else:
+            a.group[g, STEAL_HEAD] = p
+        a.group[g, STEAL_TAIL] = p
+        a.scalars[EMPTIABLE] += 1
+        a.page_stamp[p] = a.scalars[CLOCK]
 
 
 @jit
@@ -78,61 +117,18 @@ def _acquire_page(a: Arrays, g: int) -> bool:
         return False
     a.scalars[FREE_PAGES] -= 1
     p = a.free_pages[a.scalars[FREE_PAGES]]
-    per_page = a.group[SLOTS_PER_PAGE, g]
-    first = a.slot_base[g] + p * per_page
+    per_page = a.group[g, SLOTS_PER_PAGE]
+    first = a.group[g, SLOT_BASE] + p * per_page
     for s in range(first, first + per_page - 1):
-        a.slot[NEXT, s] = s + 1
-    a.slot[NEXT, first + per_page - 1] = -1
-    a.page[PAGE_GROUP, p] = g
-    a.page[PAGE_FREE, p] = first
+        a.slot[s, NEXT] = s + 1
+    a.slot[first + per_page - 1, NEXT] = -1
+    a.page[p, PAGE_GROUP] = g
+    a.page[p, PAGE_FREE] = first
+    a.page[p, PAGE_USED] = 0
+    a.page[p, PAGE_PINNED] = 0
+    a.group[g, PAGES] += 1
     _list_page(a, g, p)
     return True
-
-
-@jit
-def _pin(a: Arrays, g: int, p: int) -> None:
-    """One more slot of page ``p`` cannot be evicted."""
-    a.group[PINNED, g] += 1
-    a.page[PAGE_PINNED, p] += 1
-    if a.page[PAGE_PINNED, p] == 1:
-        a.group[PINNED_PAGES, g] += 1
-
-
-@jit
-def _unpin(a: Arrays, g: int, p: int) -> None:
-    """One slot less."""
-    a.group[PINNED, g] -= 1
-    a.page[PAGE_PINNED, p] -= 1
-    if a.page[PAGE_PINNED, p] == 0:
-        a.group[PINNED_PAGES, g] -= 1
-
-
-@jit
-def lacks_room(a: Arrays) -> int:
-    """A group that cannot get its ``NEED`` slots even if everything evictable went, or -1 when each can.
-
-    A page that holds something in use serves only its own group; any other page serves any group.  Asked before
-    anything is evicted, so that what fails leaves the cache as it was.  Also notes whether pages are so scarce that
-    slots must come from pages that their group keeps anyway.
-    """
-    pages = a.page.shape[1]
-    wanted = 2 * a.group.shape[1]
-    for g in range(a.group.shape[1]):
-        pages -= a.group[PINNED_PAGES, g]
-        wanted += a.group[NEED, g]
-    a.scalars[FRUGAL] = 1 if pages < wanted and not a.static_pages[0] else 0
-    for g in range(a.group.shape[1]):
-        per_page = a.group[SLOTS_PER_PAGE, g]
-        if a.static_pages[0]:
-            if a.group[NEED, g] > per_page - a.group[PINNED, g]:
-                return g
-            continue
-        lacking = a.group[NEED, g] - (a.group[PINNED_PAGES, g] * per_page - a.group[PINNED, g])
-        if lacking > 0:
-            pages -= (lacking + per_page - 1) // per_page
-            if pages < 0:
-                return g
-    return -1
 
 
 @jit
@@ -142,98 +138,114 @@ def serve_next(a: Arrays, g: int, p: int) -> None:
     _list_page(a, g, p)
 
 
-@jit
+@inlined
 def take_slot(a: Arrays, g: int) -> int:
     """Take a slot without evicting: ALLOCATED, one holder.  Returns the global slot, or -1."""
-    if a.group[PART_HEAD, g] < 0 and not _acquire_page(a, g):
+    if a.group[g, PART_HEAD] < 0 and not _acquire_page(a, g):
         return -1
-    p = a.group[PART_HEAD, g]
-    s = a.page[PAGE_FREE, p]
-    a.page[PAGE_FREE, p] = a.slot[NEXT, s]
-    if a.page[PAGE_FREE, p] < 0:
+    p = a.group[g, PART_HEAD]
+    s = a.page[p, PAGE_FREE]
+    a.page[p, PAGE_FREE] = a.slot[s, NEXT]
+    if a.page[p, PAGE_FREE] < 0:
         _unlist_page(a, g, p)
-    a.slot[NEXT, s] = -1
-    a.page[PAGE_USED, p] += 1
-    _pin(a, g, p)
-    move(a.slot[STATE], s, ALLOCATED)
-    a.slot[GENERATION, s] += 1
-    a.slot[PINS, s] = 1
-    a.slot[GRADE, s] = 2
-    a.slot[OWNER, s] = -1
-    a.slot[OWNER_COL, s] = -1
-    a.group[USED, g] += 1
+    pin_page(a, g, p)
+    a.page[p, PAGE_USED] += 1
+    move(a.slot, s, ALLOCATED)
+    a.slot[s, GENERATION] += 1
+    a.slot[s, PINS] = 1
+    a.slot[s, GRADE] = 2
+    a.slot[s, OWNER] = -1
+    a.group[g, USED] += 1
     a.counters[g, ALLOCS] += 1
     return s
 
 
 @jit
 def give_slot(a: Arrays, g: int, s: int) -> None:
-    """Give back a slot that nobody holds and that is in no list; its page returns when it is empty."""
-    move(a.slot[STATE], s, FREE)
-    a.slot[GENERATION, s] += 1
-    a.slot[OWNER, s] = -1
-    a.group[USED, g] -= 1
+    """Give back a slot that nobody holds, that is in no list and counted as pinned; an empty page returns."""
+    move(a.slot, s, FREE)
+    a.slot[s, GENERATION] += 1
+    a.slot[s, OWNER] = -1
+    a.group[g, USED] -= 1
     p = page_of(a, g, s)
-    a.page[PAGE_USED, p] -= 1
-    _unpin(a, g, p)
-    if a.page[PAGE_FREE, p] < 0:
+    a.page[p, PAGE_USED] -= 1
+    unpin_page(a, g, p)
+    if a.page[p, PAGE_FREE] < 0:
         _list_page(a, g, p)
-    a.slot[NEXT, s] = a.page[PAGE_FREE, p]
-    a.page[PAGE_FREE, p] = s
-    if a.page[PAGE_USED, p] == 0 and not a.static_pages[0]:
+    a.slot[s, NEXT] = a.page[p, PAGE_FREE]
+    a.page[p, PAGE_FREE] = s
+    if a.page[p, PAGE_USED] == 0 and not a.static_pages[0]:
         _unlist_page(a, g, p)
-        a.page[PAGE_GROUP, p] = -1
-        a.page[PAGE_FREE, p] = -1
+        a.page[p, PAGE_GROUP] = -1
+        a.group[g, PAGES] -= 1
+        a.page[p, PAGE_FREE] = -1
         a.free_pages[a.scalars[FREE_PAGES]] = p
         a.scalars[FREE_PAGES] += 1
 
 
-@jit
-def link_lru(a: Arrays, g: int, s: int) -> None:
-    """Make a slot evictable: last in the LRU list of its group."""
-    tail = a.group[LRU_TAIL, g]
-    a.slot[PREV, s] = tail
-    a.slot[NEXT, s] = -1
+@inlined
+def is_auxiliary(a: Arrays, g: int, s: int) -> bool:
+    """Whether the object in ``s`` may be evicted without its node: a window or snapshot of a whole segment."""
+    n = a.slot[s, OWNER]
+    return a.group[g, RULE] != RULE_PREFIX and n >= 0 and a.node[n, NTOKENS] == a.tokens.shape[1]
+
+
+@inlined
+def link_auxiliary(a: Arrays, g: int, s: int) -> None:
+    """Make an auxiliary object evictable: last in the list of its group."""
+    tail = a.group[g, AUX_TAIL]
+    a.slot[s, PREV] = tail
+    a.slot[s, NEXT] = -1
     if tail >= 0:
-        a.slot[NEXT, tail] = s
+        a.slot[tail, NEXT] = s
     else:
-        a.group[LRU_HEAD, g] = s
-    a.group[LRU_TAIL, g] = s
-    a.stamp[s] = a.scalars[CLOCK]
-    _unpin(a, g, page_of(a, g, s))
+        a.group[g, AUX_HEAD] = s
+    a.group[g, AUX_TAIL] = s
+    a.slot_stamp[s] = a.scalars[CLOCK]
+    unpin_page(a, g, page_of(a, g, s))
 
 
-@jit
-def unlink_lru(a: Arrays, g: int, s: int) -> None:
-    """Take a slot out of the LRU list: it is held, or about to be given back."""
-    before, after = a.slot[PREV, s], a.slot[NEXT, s]
+@inlined
+def unlink_auxiliary(a: Arrays, g: int, s: int) -> None:
+    """Take an auxiliary object out of the list: it is held, or about to go."""
+    before, after = a.slot[s, PREV], a.slot[s, NEXT]
     if before >= 0:
-        a.slot[NEXT, before] = after
+        a.slot[before, NEXT] = after
     else:
-        a.group[LRU_HEAD, g] = after
+        a.group[g, AUX_HEAD] = after
     if after >= 0:
-        a.slot[PREV, after] = before
+        a.slot[after, PREV] = before
     else:
-        a.group[LRU_TAIL, g] = before
-    a.slot[PREV, s] = -1
-    a.slot[NEXT, s] = -1
-    _pin(a, g, page_of(a, g, s))
+        a.group[g, AUX_TAIL] = before
+    pin_page(a, g, page_of(a, g, s))
 
 
-@jit
+@inlined
+def _goes_with_leaf(a: Arrays, s: int) -> bool:
+    """Whether the object in ``s`` belongs to a leaf that may be evicted now."""
+    n = a.slot[s, OWNER]
+    return n >= 0 and a.node[n, HEAP_AT] >= 0
+
+
+@inlined
 def hold(a: Arrays, g: int, s: int) -> None:
-    """Add a holder to a slot that is in use."""
-    if a.slot[PINS, s] == 0:
-        unlink_lru(a, g, s)
-    a.slot[PINS, s] += 1
+    """Add a holder to a slot in use."""
+    if a.slot[s, PINS] == 0:
+        if is_auxiliary(a, g, s):
+            unlink_auxiliary(a, g, s)
+        elif _goes_with_leaf(a, s):
+            pin_page(a, g, page_of(a, g, s))
+    a.slot[s, PINS] += 1
 
 
-@jit
+@inlined
 def release(a: Arrays, g: int, s: int) -> None:
-    """Remove a holder; without holders a private slot is given back and an indexed one becomes evictable."""
-    a.slot[PINS, s] -= 1
-    if a.slot[PINS, s] == 0:
-        if a.slot[OWNER, s] < 0:
+    """Remove a holder; without holders a private slot is given back, and an auxiliary object becomes evictable."""
+    a.slot[s, PINS] -= 1
+    if a.slot[s, PINS] == 0:
+        if a.slot[s, OWNER] < 0:
             give_slot(a, g, s)
-        else:
-            link_lru(a, g, s)
+        elif is_auxiliary(a, g, s):
+            link_auxiliary(a, g, s)
+        elif _goes_with_leaf(a, s):
+            unpin_page(a, g, page_of(a, g, s))

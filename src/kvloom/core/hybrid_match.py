@@ -1,30 +1,42 @@
 """The one-pass match: the deepest boundary at which every group can resume.
 
-``walk`` follows the tokens down the index; ``best_boundary`` turns "present here" into "resumable here" for
-every group at once (prefix-AND, run length, point presence) and keeps the best position; ``diagnose``
-says what was missing further down.
+``walk`` follows the tokens down the index while every prefix group is complete (the prefix-AND).  ``best_boundary`` then looks
+from the deepest position up for the first at which windows (run length) and snapshots (point presence) are there too.
+``diagnose`` says what was missing further down.
 """
 
 from __future__ import annotations
 
-from kvloom.core._jit import jit
-from kvloom.core.arrays import (
+from kvloom.core._jit import inlined, jit
+from kvloom.core.arrays import Arrays
+from kvloom.core.fields import (
     BLOCK_TOKENS,
+    CHUNKED,
+    COL_BASE,
+    COLUMNS,
     FIRST_CHECKPOINT,
     FIRST_CHILD,
     GRADE,
     NTOKENS,
+    PARENT,
     RESIDENT,
     RULE,
     RULE_PREFIX,
+    RULE_SNAPSHOT,
     RULE_WINDOW,
     SIBLING_NEXT,
+    SLOT_BASE,
+    SPINE,
     STATE,
-    Arrays,
 )
 from kvloom.core.lifecycle import COMMITTED
 from kvloom.core.prefix_index import find_child, same_tokens
-from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
+from kvloom.core.rules import (
+    blocks_at,
+    first_block_needed,
+    needed_from,
+    snapshot_needed,
+)
 from kvloom.types import AnyArray
 
 FAULT_GRADE = -5
@@ -40,140 +52,132 @@ def walk(a: Arrays, root: int, tokens: AnyArray, limit: int, path: AnyArray) -> 
     segment = a.tokens.shape[1]
     path[0] = root
     depth = 0
+    n = root
     while (depth + 1) * segment <= limit:
-        child = find_child(a, path[depth], tokens, depth * segment)
-        if child < 0:
+        n = find_child(a, n, tokens, depth * segment)
+        if n < 0:
             break
         depth += 1
-        path[depth] = child
+        path[depth] = n
     return depth
 
 
-@jit
+@inlined
 def fault(a: Arrays, n: int, c: int, g: int, floor: int) -> int:
     """0 when column ``c`` of ``n`` may be used by a request with this floor, else the code that says why not."""
     local = a.columns[n, c]
     if local < 0:
         return local
-    s = a.slot_base[g] + local
-    if a.slot[GRADE, s] < floor or a.slot[STATE, s] != COMMITTED:
+    s = a.group[g, SLOT_BASE] + local
+    if a.slot[s, GRADE] < floor or a.slot[s, STATE] != COMMITTED:
         return FAULT_GRADE
     return 0
 
 
 @jit
-def _segment_step(a: Arrays, n: int, floor: int, complete: AnyArray, run: AnyArray) -> None:
-    """Fold the blocks of segment ``n`` into the prefix-ANDs (``complete``) and run lengths (``run``, in blocks)."""
-    for g in range(a.group.shape[1]):
-        first, last = a.col_base[g], a.col_base[g + 1]
-        if a.group[RULE, g] == RULE_PREFIX:
-            for c in range(first, last):
-                if complete[g] and fault(a, n, c, g, floor) != 0:
-                    complete[g] = 0
-        elif a.group[RULE, g] == RULE_WINDOW:
-            for c in range(first, last):
-                if fault(a, n, c, g, floor) != 0:
-                    run[g] = 0
-                else:
-                    run[g] += 1
+def _complete_depth(a: Arrays, path: AnyArray, depth: int, floor: int) -> int:
+    """How many segments of ``path`` have every prefix-group object at the floor or better."""
+    for k in range(1, depth + 1):
+        if a.node[path[k], SPINE] < floor:
+            return k - 1
+    return depth
+
+
+@inlined
+def _node_of(path: AnyArray, depth: int, checkpoint: int, k: int) -> int:
+    """Node that holds the blocks of segment ``k`` (0-based) for a boundary ``depth`` segments deep, or its checkpoint."""
+    return path[k + 1] if k < depth else checkpoint
 
 
 @jit
-def _segment_fault(a: Arrays, g: int, n: int, position: int, floor: int, complete: AnyArray, run: AnyArray) -> bool:
-    """Whether group ``g`` cannot resume at ``position``, the end of segment ``n``."""
-    if a.group[RULE, g] == RULE_PREFIX:
-        return not complete[g]
-    if a.group[RULE, g] == RULE_WINDOW:
-        return run[g] < position // a.group[BLOCK_TOKENS, g] - first_block_needed(a, g, position)
-    return snapshot_needed(a, g, position) and fault(a, n, a.col_base[g], g, floor) != 0
+def _first_fault(
+    a: Arrays, g: int, path: AnyArray, depth: int, checkpoint: int, position: int, floor: int
+) -> tuple[int, int]:
+    """The last (deepest) block at fault for group ``g`` at a boundary: (block, code), code 0 when there is none.
+
+    Prefix groups are only checked inside the checkpoint: ``_complete_depth`` covers their segments.
+    """
+    rule = a.group[g, RULE]
+    if rule == RULE_SNAPSHOT:
+        if snapshot_needed(a, g, position):
+            n = path[depth] if checkpoint < 0 else checkpoint
+            return 0, fault(a, n, a.group[g, COL_BASE], g, floor)
+        return 0, 0
+    per_segment = a.group[g, COLUMNS]
+    first = first_block_needed(a, g, position)
+    if rule == RULE_PREFIX:
+        first = max(first, depth * per_segment)
+    for block in range(blocks_at(a, g, position) - 1, first - 1, -1):
+        k = block // per_segment
+        code = fault(a, _node_of(path, depth, checkpoint, k), a.group[g, COL_BASE] + block - k * per_segment, g, floor)
+        if code != 0:
+            return block, code
+    return 0, 0
 
 
 @jit
-def _checkpoint_fault(
-    a: Arrays,
-    g: int,
-    n: int,
-    start: int,
-    floor: int,
-    complete: AnyArray,
-    run: AnyArray,
-) -> bool:
-    """Whether group ``g`` cannot resume at checkpoint ``n``, whose segment begins at ``start``."""
-    position = start + a.node[NTOKENS, n]
-    if a.group[BLOCK_TOKENS, g] == 0:
-        return snapshot_needed(a, g, position) and fault(a, n, a.col_base[g], g, floor) != 0
-    origin = start // a.group[BLOCK_TOKENS, g]
-    lowest = first_block_needed(a, g, position)
-    if a.group[RULE, g] == RULE_PREFIX:
-        if not complete[g]:
-            return True
-    elif run[g] < origin - lowest:
-        return True
-    for block in range(max(lowest, origin), blocks_at(a, g, position)):
-        if fault(a, n, a.col_base[g] + block - origin, g, floor) != 0:
-            return True
-    return False
+def _ceiling(a: Arrays, path: AnyArray, depth: int, checkpoint: int, position: int, floor: int) -> int:
+    """``position`` when every group can resume there, else a bound: no boundary above it and below ``position`` can either.
 
-
-@jit
-def _segment_possible(a: Arrays, n: int, position: int, floor: int, complete: AnyArray, run: AnyArray) -> bool:
-    for g in range(a.group.shape[1]):
-        if _segment_fault(a, g, n, position, floor, complete, run):
-            return False
-    return True
-
-
-@jit
-def _checkpoint_possible(a: Arrays, n: int, start: int, floor: int, complete: AnyArray, run: AnyArray) -> bool:
-    for g in range(a.group.shape[1]):
-        if _checkpoint_fault(a, g, n, start, floor, complete, run):
-            return False
-    return True
-
-
-@jit
-def _any_hope(complete: AnyArray) -> bool:
-    """False once a prefix-AND failed: no deeper boundary can be resumed."""
-    for g in range(len(complete)):
-        if complete[g] == 0:
-            return False
-    return True
+    A missing window block spoils every later position up to ``position``.  A checkpoint brings its own blocks of its segment,
+    so those of the segment with the hole may still do; and a chunked window needs nothing from before its chunk.
+    """
+    ceiling = position
+    for g in range(a.group.shape[0]):
+        block, code = _first_fault(a, g, path, depth, checkpoint, position, floor)
+        if code != 0:
+            bound = position - 1
+            if a.group[g, RULE] == RULE_WINDOW:
+                segment_of_hole = block // a.group[g, COLUMNS]
+                bound = (segment_of_hole + 1) * a.tokens.shape[1] - 1
+                if a.group[g, CHUNKED]:
+                    bound = max(bound, needed_from(a, g, position))
+                bound = min(bound, position - 1)
+            ceiling = min(ceiling, bound)
+    return ceiling
 
 
 @jit
 def best_boundary(
-    a: Arrays, path: AnyArray, depth: int, tokens: AnyArray, limit: int, floor: int, scratch: AnyArray
+    a: Arrays, path: AnyArray, depth: int, tokens: AnyArray, limit: int, floor: int
 ) -> tuple[int, int, int]:
-    """The best boundary on ``path`` up to ``limit``: (position, segments before it, checkpoint node or -1).
-
-    ``scratch``: int64 [2, groups], overwritten.
-    """
+    """The best boundary on ``path`` up to ``limit``: (position, segments before it, checkpoint node or -1)."""
     segment = a.tokens.shape[1]
-    complete, run = scratch[0], scratch[1]
-    complete[:] = 1
-    run[:] = 0
-    best, best_depth, best_checkpoint = 0, 0, -1
-    for k in range(depth + 1):
-        n = path[k]
+    ceiling = limit
+    for k in range(_complete_depth(a, path, depth, floor), -1, -1):
         start = k * segment
-        if k > 0:
-            _segment_step(a, n, floor, complete, run)
-            if _segment_possible(a, n, start, floor, complete, run):
-                best, best_depth, best_checkpoint = start, k, -1
-        if not _any_hope(complete):
-            break
-        checkpoint = a.node[FIRST_CHECKPOINT, n]
+        best, best_checkpoint = start, -1
+        checkpoint = a.node[path[k], FIRST_CHECKPOINT]
         while checkpoint >= 0:
-            position = start + a.node[NTOKENS, checkpoint]
+            position = start + a.node[checkpoint, NTOKENS]
             if (
-                best < position <= limit
-                and a.node[RESIDENT, checkpoint] > 0
+                best < position <= ceiling
+                and a.node[checkpoint, RESIDENT] > 0
                 and same_tokens(a, checkpoint, tokens, start)
-                and _checkpoint_possible(a, checkpoint, start, floor, complete, run)
+                and _ceiling(a, path, k, checkpoint, position, floor) == position
             ):
-                best, best_depth, best_checkpoint = position, k, checkpoint
-            checkpoint = a.node[SIBLING_NEXT, checkpoint]
-    return best, best_depth, best_checkpoint
+                best, best_checkpoint = position, checkpoint
+            checkpoint = a.node[checkpoint, SIBLING_NEXT]
+        if best_checkpoint >= 0:
+            return best, k, best_checkpoint
+        if k > 0 and start <= ceiling:
+            below = _ceiling(a, path, k, -1, start, floor)
+            if below == start:
+                return start, k, -1
+            ceiling = below
+    return 0, 0, -1
+
+
+@jit
+def first_bad_group(a: Arrays, path: AnyArray, depth: int, checkpoint: int, position: int, floor: int) -> int:
+    """The first group that cannot resume at this boundary, or -1: verification repeats what the match found."""
+    for k in range(1, depth + 1):
+        if a.node[path[k], SPINE] < floor or a.node[path[k], PARENT] != path[k - 1]:
+            return 0
+    for g in range(a.group.shape[0]):
+        if _first_fault(a, g, path, depth, checkpoint, position, floor)[1] != 0:
+            return g
+    return -1
 
 
 @jit
@@ -187,20 +191,17 @@ def known_prefix(a: Arrays, path: AnyArray, depth: int, tokens: AnyArray, limit:
     start = depth * a.tokens.shape[1]
     most, at = 0, -1
     for side in range(2):
-        child = a.node[FIRST_CHILD, n] if side == 0 else a.node[FIRST_CHECKPOINT, n]
+        child = a.node[n, FIRST_CHILD] if side == 0 else a.node[n, FIRST_CHECKPOINT]
         while child >= 0:
             count = 0
-            while (
-                count < a.node[NTOKENS, child]
-                and start + count < len(tokens)
-                and a.tokens[child, count] == tokens[start + count]
-            ):
+            end = min(a.node[child, NTOKENS], len(tokens) - start)
+            while count < end and a.tokens[child, count] == tokens[start + count]:
                 count += 1
-            whole = side == 1 and count == a.node[NTOKENS, child] and start + count <= limit
-            if whole and (at < 0 or count > a.node[NTOKENS, at]):
+            whole = side == 1 and count == a.node[child, NTOKENS] and start + count <= limit
+            if whole and (at < 0 or count > a.node[at, NTOKENS]):
                 at = child
             most = max(most, count)
-            child = a.node[SIBLING_NEXT, child]
+            child = a.node[child, SIBLING_NEXT]
     return start + most, at
 
 
@@ -212,21 +213,21 @@ def diagnose(a: Arrays, path: AnyArray, depth: int, floor: int, checkpoint: int,
     """
     segment = a.tokens.shape[1]
     end = depth * segment
-    position = end if checkpoint < 0 else end + a.node[NTOKENS, checkpoint]
-    for g in range(a.group.shape[1]):
+    position = end if checkpoint < 0 else end + a.node[checkpoint, NTOKENS]
+    for g in range(a.group.shape[0]):
         out[g, 0] = position
         out[g, 1] = 0
-        if a.group[BLOCK_TOKENS, g] == 0:
+        if a.group[g, RULE] == RULE_SNAPSHOT:
             if snapshot_needed(a, g, position):
                 n = path[depth] if checkpoint < 0 else checkpoint
-                out[g, 1] = fault(a, n, a.col_base[g], g, floor)
+                out[g, 1] = fault(a, n, a.group[g, COL_BASE], g, floor)
             continue
-        per_segment = a.col_base[g + 1] - a.col_base[g]
+        per_segment = a.group[g, COLUMNS]
         for block in range(first_block_needed(a, g, position), blocks_at(a, g, position)):
             k = block // per_segment
-            n = path[k + 1] if k < depth else checkpoint
-            code = fault(a, n, a.col_base[g] + block % per_segment, g, floor)
+            n = _node_of(path, depth, checkpoint, k)
+            code = fault(a, n, a.group[g, COL_BASE] + block - k * per_segment, g, floor)
             if code != 0:
-                out[g, 0] = block * a.group[BLOCK_TOKENS, g]
+                out[g, 0] = block * a.group[g, BLOCK_TOKENS]
                 out[g, 1] = code
                 break

@@ -6,11 +6,57 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from kvloom.core.arrays import FREE_NODES, FREE_PAGES, GHOST_HEAD, NODES_USED, PINNED, PINNED_PAGES, Arrays
-from kvloom.core.block_pool import page_of
+from kvloom.core.arrays import Arrays
+from kvloom.core.block_pool import is_auxiliary, page_of
+from kvloom.core.fields import (
+    ANCHORS,
+    AUX_HEAD,
+    AUX_TAIL,
+    COL_BASE,
+    COLUMNS,
+    DEPTH,
+    FIRST_CHECKPOINT,
+    FIRST_CHILD,
+    FREE_NODES,
+    FREE_PAGES,
+    GENERATION,
+    GHOST_HEAD,
+    GHOST_NEXT,
+    GHOST_PREV,
+    GRADE,
+    GRAVE_HEAD,
+    HEAP_AT,
+    HEAP_SIZE,
+    NEXT,
+    NODES_USED,
+    NTOKENS,
+    OWNER,
+    OWNER_COL,
+    PAGE_FREE,
+    PAGE_GROUP,
+    PAGE_NEXT,
+    PAGE_PINNED,
+    PAGE_USED,
+    PARENT,
+    PART_HEAD,
+    PINS,
+    PREV,
+    RESIDENT,
+    RULE,
+    RULE_PREFIX,
+    SIBLING_NEXT,
+    SLOT_BASE,
+    SLOTS_PER_PAGE,
+    SPINE,
+    STATE,
+    STEAL_HEAD,
+    STEAL_NEXT,
+    USED,
+)
+from kvloom.core.leaf_heap import older
 from kvloom.core.lifecycle import ALLOCATED, COMMITTED, FREE, QUARANTINED, READY
-from kvloom.core.page_table import Rows, place, slot_at
-from kvloom.core.prefix_index import find_child
+from kvloom.core.page_table import FIRST, LAST, SHARED, Rows, place, slot_at
+from kvloom.core.prefix_index import OUT_OF_LIST, find_child
 from kvloom.errors import IntegrityError
 from kvloom.plan import ArenaGeometry
 from kvloom.types import AnyArray
@@ -31,175 +77,196 @@ def check_books(
     """
     wrong: list[str] = []
     _check_holds(a, r, running, in_flight[0], wrong)
-    _check_slots(a, geometry, wrong)
-    _check_pages(a, wrong)
-    _check_nodes(a, roots, [*running.values(), *in_flight[1]], wrong)
+    for g in range(len(a.group)):
+        _check_slots(a, geometry, g, wrong)
+        _check_free_slots(a, g, wrong)
+    _check_pages(a, geometry, wrong)
+    _check_nodes(a, roots, wrong)
+    _check_tree(a, [*running.values(), *in_flight[1]], wrong)
+    _check_leaves(a, wrong)
     if wrong:
         raise IntegrityError("; ".join(wrong[:20]))
+
+
+def _chain(links: AnyArray, head: int, most: int) -> list[int]:
+    found: list[int] = []
+    while head >= 0 and len(found) <= most:
+        found.append(int(head))
+        head = int(links[head])
+    return found
+
+
+def _span(a: Arrays, g: int, geometry: ArenaGeometry) -> slice:
+    first = int(a.group[g, SLOT_BASE])
+    return slice(first, first + int(geometry.num_slots[g]))
 
 
 def _check_holds(
     a: Arrays, r: Rows, running: Mapping[int, int], holds: Sequence[tuple[int, int]], wrong: list[str]
 ) -> None:
-    pins = np.zeros_like(a.pins)
+    pins = np.zeros(len(a.slot), dtype=np.int64)
     for row in running:
-        for g in range(len(a.rule)):
-            for block in range(int(r.first[row, g]), int(r.last[row, g])):
+        for g in range(len(a.group)):
+            first, last, shared = (int(v) for v in r.span[row, g, [FIRST, LAST, SHARED]])
+            for block in range(first, last):
                 s = int(slot_at(a, r, row, g, block))
-                pins[s] += 1
-                if a.generation[s] != r.generation[row, place(a, r, row, g, block)]:
+                pins[s] += block >= shared
+                if a.slot[s, GENERATION] != r.generation[row, place(r, g, block)]:
                     wrong.append(f"row {row} group {g} block {block} is stale")
-                if a.state[s] == FREE:
+                if a.slot[s, STATE] == FREE:
                     wrong.append(f"row {row} group {g} block {block} names a free slot")
     for _, slot in holds:
         pins[slot] += 1
+    for slot in _chain(a.slot[:, NEXT], int(a.scalars[GRAVE_HEAD]), len(a.slot)):
+        pins[slot] += 1
+    used = a.slot[:, STATE] != FREE
     wrong += [
-        f"slot {s} has {a.pins[s]} holders on record, {pins[s]} in fact"
-        for s in np.flatnonzero(pins != a.pins).tolist()
+        f"slot {s} has {a.slot[s, PINS]} holders on record, {pins[s]} in fact"
+        for s in np.flatnonzero((pins != a.slot[:, PINS]) & used).tolist()
     ]
 
 
-def _check_slots(a: Arrays, geometry: ArenaGeometry, wrong: list[str]) -> None:
-    for g in range(len(a.rule)):
-        slots = range(int(a.slot_base[g]), int(a.slot_base[g + 1]))
-        listed: list[int] = []
-        s, before = int(a.lru_head[g]), -1
-        while s >= 0 and len(listed) <= len(slots):
-            if a.prev[s] != before:
-                wrong.append(f"group {g}: LRU back link of slot {s} is wrong")
-            listed.append(s)
-            before, s = s, int(a.next[s])
-        if before != a.lru_tail[g]:
-            wrong.append(f"group {g}: LRU tail is wrong")
-        stamps = a.stamp[listed] if listed else np.zeros(0)
-        if (np.diff(stamps) < 0).any():
-            wrong.append(f"group {g}: LRU list is not in order of release")
-        state, pins, owner = (x[slots.start : slots.stop] for x in (a.state, a.pins, a.owner))
-        evictable = set((np.flatnonzero((state == COMMITTED) & (pins == 0)) + slots.start).tolist())
-        if evictable != set(listed):
-            wrong.append(f"group {g}: LRU list differs from the evictable slots by {evictable ^ set(listed)}")
-        if ((owner >= 0) != (state == COMMITTED)).any():
-            wrong.append(f"group {g}: an indexed slot is not COMMITTED or the other way round")
-        if ((pins == 0) & np.isin(state, (ALLOCATED, READY, QUARANTINED))).any():
-            wrong.append(f"group {g}: a private slot has no holder (leak)")
-        if int(np.count_nonzero(state != FREE)) != int(a.used[g]):
-            wrong.append(f"group {g}: {a.used[g]} slots in use on record, {np.count_nonzero(state != FREE)} in fact")
-    if int((a.used * geometry.slot_bytes).sum()) > geometry.arena_bytes:
-        wrong.append("bytes in use exceed the arena")
-
-
-def _check_pages(a: Arrays, wrong: list[str]) -> None:
-    used = np.zeros_like(a.page_used)
-    pinned = np.zeros_like(a.page_pinned)
-    for g in range(len(a.rule)):
-        for s in range(int(a.slot_base[g]), int(a.slot_base[g + 1])):
-            if a.state[s] != FREE:
-                p = int(page_of(a, g, s))
-                used[p] += 1
-                pinned[p] += not (a.state[s] == COMMITTED and a.pins[s] == 0)
-                if a.page_group[p] != g:
-                    wrong.append(f"slot {s} of group {g} lies on page {p} of group {a.page_group[p]}")
-    if (used != a.page_used).any() or (pinned != a.page_pinned).any():
-        wrong.append("page counts are wrong")
-    for g in range(len(a.rule)):
-        mine = pinned[a.page_group == g]
-        if (mine.sum(), np.count_nonzero(mine)) != (a.group[PINNED, g], a.group[PINNED_PAGES, g]):
-            wrong.append(f"group {g}: counts of pinned slots and pages are wrong")
-    free = set(a.free_pages[: int(a.scalars[FREE_PAGES])].tolist())
-    if free != set(np.flatnonzero(a.page_group < 0).tolist()):
-        wrong.append("free page stack is wrong")
-    for g in range(len(a.rule)):
-        _check_free_slots(a, g, wrong)
+def _check_slots(a: Arrays, geometry: ArenaGeometry, g: int, wrong: list[str]) -> None:
+    span = _span(a, g, geometry)
+    listed = _chain(a.slot[:, NEXT], int(a.group[g, AUX_HEAD]), span.stop - span.start)
+    backward = _chain(a.slot[:, PREV], int(a.group[g, AUX_TAIL]), span.stop - span.start)
+    if listed != backward[::-1]:
+        wrong.append(f"group {g}: the auxiliary list differs forwards and backwards")
+    if (np.diff(a.slot_stamp[listed]) < 0).any():
+        wrong.append(f"group {g}: the auxiliary list is not in order of release")
+    state, pins, owner = a.slot[span, STATE], a.slot[span, PINS], a.slot[span, OWNER]
+    loose = np.flatnonzero((state == COMMITTED) & (pins == 0)) + span.start
+    evictable = {s for s in loose.tolist() if is_auxiliary(a, g, s)}
+    if evictable != set(listed):
+        wrong.append(f"group {g}: auxiliary list differs from what is evictable by {evictable ^ set(listed)}")
+    if ((owner >= 0) & (state != FREE) != (state == COMMITTED)).any():
+        wrong.append(f"group {g}: an indexed slot is not COMMITTED or the other way round")
+    if ((pins == 0) & np.isin(state, (ALLOCATED, READY, QUARANTINED))).any():
+        wrong.append(f"group {g}: a private slot has no holder (leak)")
+    if int(np.count_nonzero(state != FREE)) != int(a.group[g, USED]):
+        wrong.append(f"group {g}: {a.group[g, USED]} slots in use on record, {np.count_nonzero(state != FREE)} in fact")
 
 
 def _check_free_slots(a: Arrays, g: int, wrong: list[str]) -> None:
-    listed: set[int] = set()
-    p = int(a.part_head[g])
-    while p >= 0 and p not in listed:
-        listed.add(p)
-        p = int(a.page_next[p])
-    partly = {p for p in np.flatnonzero(a.page_group == g).tolist() if a.page_used[p] < a.slots_per_page[g]}
+    per_page = int(a.group[g, SLOTS_PER_PAGE])
+    listed = set(_chain(a.page[:, PAGE_NEXT], int(a.group[g, PART_HEAD]), len(a.page)))
+    mine = np.flatnonzero(a.page[:, PAGE_GROUP] == g).tolist()
+    partly = {p for p in mine if a.page[p, PAGE_USED] < per_page}
     if listed != partly:
         wrong.append(f"group {g}: list of pages with free slots is wrong: {listed} against {partly}")
     for p in listed:
-        count, s = 0, int(a.page_free[p])
-        while s >= 0 and count <= a.slots_per_page[g]:
-            count += 1
-            if a.state[s] != FREE:
-                wrong.append(f"slot {s} is in a free list but in use")
-            s = int(a.next[s])
-        if count + a.page_used[p] != a.slots_per_page[g]:
+        free = _chain(a.slot[:, NEXT], int(a.page[p, PAGE_FREE]), per_page)
+        if (a.slot[free, STATE] != FREE).any():
+            wrong.append(f"page {p}: a slot in use is in the free list")
+        if len(free) + a.page[p, PAGE_USED] != per_page:
             wrong.append(f"page {p}: free list and use count disagree")
+    steal = _chain(a.page[:, STEAL_NEXT], int(a.group[g, STEAL_HEAD]), len(a.page))
+    if set(steal) != {p for p in mine if a.page[p, PAGE_PINNED] == 0 and a.page[p, PAGE_USED] > 0}:
+        wrong.append(f"group {g}: the list of pages that can be emptied is wrong")
+    if (np.diff(a.page_stamp[steal]) < 0).any():
+        wrong.append(f"group {g}: the list of pages that can be emptied is out of order")
 
 
-def _check_nodes(a: Arrays, roots: Sequence[int], held: Sequence[int], wrong: list[str]) -> None:
-    nodes = np.flatnonzero(a.ntokens >= 0).tolist()
-    if len(nodes) != int(a.scalars[NODES_USED]) or len(nodes) + int(a.scalars[FREE_NODES]) != len(a.parent):
+def _check_pages(a: Arrays, geometry: ArenaGeometry, wrong: list[str]) -> None:
+    used = np.zeros(len(a.page), dtype=np.int64)
+    pinned = np.zeros(len(a.page), dtype=np.int64)
+    for g in range(len(a.group)):
+        span = _span(a, g, geometry)
+        for s in (np.flatnonzero(a.slot[span, STATE] != FREE) + span.start).tolist():
+            p = int(page_of(a, g, s))
+            used[p] += 1
+            n = int(a.slot[s, OWNER])
+            loose = n >= 0 and a.slot[s, PINS] == 0 and (is_auxiliary(a, g, s) or a.node[n, HEAP_AT] >= 0)
+            pinned[p] += not loose
+            if a.page[p, PAGE_GROUP] != g:
+                wrong.append(f"slot {s} of group {g} lies on page {p} of group {a.page[p, PAGE_GROUP]}")
+    taken = a.page[:, PAGE_GROUP] >= 0
+    if (used[taken] != a.page[taken, PAGE_USED]).any() or used[~taken].any():
+        wrong.append("page use counts are wrong")
+    if (pinned[taken] != a.page[taken, PAGE_PINNED]).any():
+        wrong.append("page pin counts are wrong")
+    free = set(a.free_pages[: int(a.scalars[FREE_PAGES])].tolist())
+    if free != set(np.flatnonzero(~taken).tolist()):
+        wrong.append("free page stack is wrong")
+    if int((a.group[:, USED] * geometry.slot_bytes).sum()) > geometry.arena_bytes:
+        wrong.append("bytes in use exceed the arena")
+
+
+def _nodes(a: Arrays) -> list[int]:
+    found: list[int] = np.flatnonzero(a.node[:, NTOKENS] >= 0).tolist()
+    return found
+
+
+def _check_nodes(a: Arrays, roots: Sequence[int], wrong: list[str]) -> None:
+    nodes = _nodes(a)
+    if len(nodes) != int(a.scalars[NODES_USED]) or len(nodes) + int(a.scalars[FREE_NODES]) != len(a.node):
         wrong.append("node counts are wrong")
-    if {n for n in nodes if a.parent[n] < 0} != set(roots):
+    if {n for n in nodes if a.node[n, PARENT] < 0} != set(roots):
         wrong.append("roots of the index and the namespaces differ")
-    weight = np.zeros_like(a.weight)
-    for n in held:
-        weight[n] += 1
     named = 0
     for n in nodes:
-        resident = 0
-        for g in range(len(a.rule)):
-            for c in range(int(a.col_base[g]), int(a.col_base[g + 1])):
-                if a.columns[n, c] >= 0:
-                    resident += 1
-                    s = int(a.slot_base[g]) + int(a.columns[n, c])
-                    if a.owner[s] != n or a.owner_col[s] != c:
-                        wrong.append(f"node {n} column {c} and slot {s} disagree")
-        if resident != a.resident[n]:
+        resident, spine = 0, 2
+        for g in range(len(a.group)):
+            first = int(a.group[g, COL_BASE])
+            for c in range(first, first + int(a.group[g, COLUMNS])):
+                local = int(a.columns[n, c])
+                s = int(a.group[g, SLOT_BASE]) + local
+                if a.group[g, RULE] == RULE_PREFIX:
+                    spine = min(spine, int(a.slot[s, GRADE]) if local >= 0 else -1)
+                resident += local >= 0
+                if local >= 0 and (a.slot[s, OWNER] != n or a.slot[s, OWNER_COL] != c):
+                    wrong.append(f"node {n} column {c} and slot {s} disagree")
+        if resident != a.node[n, RESIDENT]:
             wrong.append(f"node {n}: resident count is wrong")
+        if a.node[n, NTOKENS] == a.tokens.shape[1] and spine != a.node[n, SPINE]:
+            wrong.append(f"node {n}: spine grade {a.node[n, SPINE]} on record, {spine} in fact")
         named += resident
-        weight[n] += resident
-    if named != int(np.count_nonzero(a.owner >= 0)):
+    if named != int(np.count_nonzero((a.slot[:, OWNER] >= 0) & (a.slot[:, STATE] != FREE))):
         wrong.append("a slot names an owner that does not name it")
-    _check_tree(a, nodes, weight, wrong)
 
 
-def _check_tree(a: Arrays, nodes: Sequence[int], weight: AnyArray, wrong: list[str]) -> None:
+def _check_tree(a: Arrays, held: Sequence[int], wrong: list[str]) -> None:
     segment = a.tokens.shape[1]
+    nodes = _nodes(a)
+    anchors = np.zeros(len(a.node), dtype=np.int64)
+    for n in held:
+        anchors[n] += 1
     children: dict[int, set[int]] = {}
+    # a node anchors its parent while it is alive itself: count from the leaves up
+    for n in sorted(nodes, key=lambda n: (-a.node[n, DEPTH], a.node[n, NTOKENS] == segment)):
+        parent = int(a.node[n, PARENT])
+        if parent >= 0:
+            children.setdefault(parent, set()).add(n)
+            anchors[parent] += bool(anchors[n] or a.node[n, RESIDENT])
     for n in nodes:
-        if a.parent[n] >= 0:
-            children.setdefault(int(a.parent[n]), set()).add(n)
-    # a node counts for its parent when it has weight itself: add from the leaves up
-    for n in sorted((n for n in nodes if a.parent[n] >= 0), key=lambda n: (-a.depth[n], a.ntokens[n] == segment)):
-        if weight[n] > 0:
-            weight[a.parent[n]] += 1
-    for n in nodes:
-        if weight[n] != a.weight[n]:
-            wrong.append(f"node {n}: weight {a.weight[n]} on record, {weight[n]} in fact")
-        if a.parent[n] >= 0 and bool(a.is_ghost[n]) != (a.weight[n] == 0):
-            wrong.append(f"node {n}: ghost mark is wrong")
-        linked = _siblings(a, int(a.first_child[n])) | _siblings(a, int(a.first_checkpoint[n]))
-        if linked != children.get(n, set()):
+        if anchors[n] != a.node[n, ANCHORS]:
+            wrong.append(f"node {n}: {a.node[n, ANCHORS]} anchors on record, {anchors[n]} in fact")
+        linked = _chain(a.node[:, SIBLING_NEXT], int(a.node[n, FIRST_CHILD]), len(nodes))
+        linked += _chain(a.node[:, SIBLING_NEXT], int(a.node[n, FIRST_CHECKPOINT]), len(nodes))
+        if set(linked) != children.get(n, set()) or len(linked) != len(set(linked)):
             wrong.append(f"node {n}: child lists are wrong")
-        if a.ntokens[n] == segment and find_child(a, int(a.parent[n]), a.tokens[n], 0) != n:
+        if a.node[n, NTOKENS] == segment and find_child(a, int(a.node[n, PARENT]), a.tokens[n], 0) != n:
             wrong.append(f"node {n} is not found by its own tokens")
-    _check_ghosts(a, nodes, wrong)
+    in_table = sorted(a.table[a.table >= 0].tolist())
+    second = [c for n in nodes for c in _chain(a.node[:, SIBLING_NEXT], int(a.node[n, FIRST_CHILD]), len(nodes))[1:]]
+    if in_table != sorted(second):
+        wrong.append("the hash table does not hold exactly the second and later children")
 
 
-def _siblings(a: Arrays, head: int) -> set[int]:
-    linked: set[int] = set()
-    while head >= 0 and head not in linked:
-        linked.add(head)
-        head = int(a.sibling_next[head])
-    return linked
-
-
-def _check_ghosts(a: Arrays, nodes: Sequence[int], wrong: list[str]) -> None:
-    ghosts: list[int] = []
-    n = int(a.scalars[GHOST_HEAD])
-    while n >= 0 and len(ghosts) <= len(nodes):
-        ghosts.append(n)
-        n = int(a.ghost_next[n])
-    if set(ghosts) != {n for n in nodes if a.is_ghost[n]}:
-        wrong.append("ghost list is wrong")
+def _check_leaves(a: Arrays, wrong: list[str]) -> None:
+    nodes = _nodes(a)
+    heap = a.heap[: int(a.scalars[HEAP_SIZE])].tolist()
+    if set(heap) != {n for n in nodes if a.node[n, ANCHORS] == 0 and a.node[n, RESIDENT] > 0}:
+        wrong.append("the heap does not hold exactly the evictable leaves")
+    if any(a.node[n, HEAP_AT] != i for i, n in enumerate(heap)):
+        wrong.append("a heap position is wrong")
+    if any(older(a, heap[i], heap[(i - 1) // 2]) for i in range(1, len(heap))):
+        wrong.append("the heap is out of order")
+    ghosts = _chain(a.node[:, GHOST_NEXT], int(a.scalars[GHOST_HEAD]), len(nodes))
+    dead = {n for n in nodes if a.node[n, PARENT] >= 0 and a.node[n, ANCHORS] == 0 and a.node[n, RESIDENT] == 0}
+    if set(ghosts) != dead or any((a.node[n, GHOST_PREV] == OUT_OF_LIST) != (n not in dead) for n in nodes):
+        wrong.append("the ghost list is wrong")
     position = {n: i for i, n in enumerate(ghosts)}
     for n in ghosts:
-        if a.parent[n] in position and position[int(a.parent[n])] < position[n]:
+        if position.get(int(a.node[n, PARENT]), len(ghosts)) < position[n]:
             wrong.append(f"ghost {n} would be recycled after its parent")

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvloom.core._jit import jit
+from kvloom.core._jit import inlined
+from kvloom.core.fields import STATE
 from kvloom.errors import LifecycleError
 from kvloom.types import AnyArray, ObjectState
 
@@ -53,12 +54,12 @@ def _table() -> AnyArray:
 ALLOWED = _table()
 
 
-@jit
-def move(states: AnyArray, slot: int, target: int) -> None:
-    """Move one copy to ``target`` (int32 states, global slot); LifecycleError when illegal, nothing changed."""
-    if not ALLOWED[states[slot], target]:
+@inlined
+def move(slots: AnyArray, slot: int, target: int) -> None:
+    """Move one copy to ``target`` (the core's slot array); LifecycleError when illegal, nothing changed."""
+    if not ALLOWED[slots[slot, STATE], target]:
         raise LifecycleError("illegal life-cycle transition")
-    states[slot] = target
+    slots[slot, STATE] = target
 
 
 def check_transition(current: ObjectState, target: ObjectState) -> None:

@@ -1,9 +1,11 @@
 """Block tables of running sequences: dense arrays that map logical blocks to slots.
 
-Row ``q`` of ``table`` holds, from ``offset[g]``, the local slot of logical block ``i`` of group ``g`` at column
-``i % width[g]`` (a ring for windows; other groups never wrap).  ``first`` and ``last`` bound the logical
-blocks in use; snapshot groups have one column, their live slot.  Rows are allocated once at their largest
-shape, so that addresses stay valid for the life of the process.
+Row ``q`` of ``table`` holds, from ``OFFSET`` of the group, the local slot of logical block ``i`` at column ``i % WIDTH`` (a ring
+for windows; other groups never wrap).  ``FIRST`` and ``LAST`` bound the logical blocks in use; snapshot groups have one column,
+their live slot.  Rows are allocated once at their largest shape, so that addresses stay valid for the life of the process.
+
+Who holds what: blocks of a prefix group below ``SHARED`` belong to the index, held through the row's deepest node; all others are
+held by the row itself.
 """
 
 from __future__ import annotations
@@ -12,42 +14,76 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvloom.core._jit import jit
-from kvloom.core.arrays import (
+from kvloom.core._jit import inlined, jit
+from kvloom.core.arrays import Arrays
+from kvloom.core.block_pool import hold, release
+from kvloom.core.eviction import take_or_evict
+from kvloom.core.fields import (
     BLOCK_TOKENS,
-    DEPTH,
+    COL_BASE,
+    COLUMNS,
     GENERATION,
     GRADE,
     HITS,
     NEED,
     OWNER,
     PARENT,
-    RATIO,
     RULE,
+    RULE_PREFIX,
     RULE_SNAPSHOT,
+    RULE_WINDOW,
+    SLOT_BASE,
+    SPINE,
     STATE,
     UNKEPT,
-    Arrays,
 )
-from kvloom.core.block_pool import hold, lacks_room, release
-from kvloom.core.eviction import take_or_evict
 from kvloom.core.lifecycle import ALLOCATED, READY, move
-from kvloom.core.prefix_index import add_weight, adopt, find_child, new_node
-from kvloom.core.rules import block_useful, blocks_at, first_block_needed, snapshot_kept, snapshot_needed
+from kvloom.core.prefix_index import (
+    add_anchor,
+    adopt,
+    find_child,
+    new_node,
+    touch,
+)
+from kvloom.core.room import lacks_room
+from kvloom.core.rules import (
+    block_of,
+    blocks_at,
+    first_block_needed,
+    needed_from,
+    snapshot_kept,
+    snapshot_needed,
+)
 from kvloom.plan import ArenaGeometry
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import SLOT_EVICTED, AnyArray
+
+# span: int32 [Q, G, 3]
+FIRST, LAST, SHARED = range(3)
+# shape: int32 [G, 2]
+OFFSET, WIDTH = range(2)
+# state: int64 [Q, 8]
+(
+    LENGTH,  # tokens computed
+    PENDING,  # tokens appended, not computed yet
+    PUBLISHED,  # segments published or reused
+    NODE,  # deepest of them, anchored by the row
+    STATE_GRADE,  # worst grade of the state
+    EPOCH,  # clock when the row, or the one it was forked from, was opened
+    DETACHED,  # 1 when the index was full and nothing more is published
+    STEPPED,  # 1 when the pending token was reserved by a batch, which has put its id into the tail
+) = range(8)
 
 
 class Rows(NamedTuple):
     """Block tables of all running sequences; see the module docstring."""
 
-    table: AnyArray  # int32 [Q, sum of widths] local slots, -1 = none
-    offset: AnyArray  # int32 [G] first column of each group
-    width: AnyArray  # int32 [G]
-    first: AnyArray  # int32 [Q, G]
-    last: AnyArray  # int32 [Q, G]
+    table: AnyArray  # int32 [Q, sum of widths] local slots; only blocks in [FIRST, LAST) mean anything
     generation: AnyArray  # int32, like table: generation of the slot when the row took it
+    span: AnyArray  # int32 [Q, G, 3]
+    shape: AnyArray  # int32 [G, 2]
+    state: AnyArray  # int64 [Q, 8]
+    tail: AnyArray  # int32 [Q, segment] tokens of the segment that is being filled
 
 
 def allocate_rows(spec: ModelSpec, geometry: ArenaGeometry, max_sequences: int) -> Rows:
@@ -61,283 +97,347 @@ def allocate_rows(spec: ModelSpec, geometry: ArenaGeometry, max_sequences: int) 
             widths.append(min(-(-spec.max_positions // group.block_tokens), most))
         else:
             widths.append(most)
-    offset = np.concatenate([[0], np.cumsum(widths)]).astype(np.int32)
-    shape = (max_sequences, int(offset[-1]))
-    counts = (max_sequences, len(spec.groups))
+    offsets = np.concatenate([[0], np.cumsum(widths)])
+    shape = (max_sequences, int(offsets[-1]))
     return Rows(
-        table=np.full(shape, -1, dtype=np.int32),
-        offset=offset[:-1].copy(),
-        width=np.array(widths, dtype=np.int32),
-        first=np.zeros(counts, dtype=np.int32),
-        last=np.zeros(counts, dtype=np.int32),
+        table=np.zeros(shape, dtype=np.int32),
         generation=np.zeros(shape, dtype=np.int32),
+        span=np.zeros((max_sequences, len(spec.groups), 3), dtype=np.int32),
+        shape=np.stack([offsets[:-1], widths], axis=1).astype(np.int32),
+        state=np.zeros((max_sequences, 8), dtype=np.int64),
+        tail=np.zeros((max_sequences, spec.segment_tokens), dtype=np.int32),
     )
 
 
-@jit
-def place(a: Arrays, r: Rows, q: int, g: int, block: int) -> int:
+@inlined
+def place(r: Rows, g: int, block: int) -> int:
     """Column of ``table`` that holds logical block ``block``."""
-    return r.offset[g] + block % r.width[g]
+    width = r.shape[g, WIDTH]
+    return r.shape[g, OFFSET] + (block if block < width else block % width)
 
 
-@jit
+@inlined
 def slot_at(a: Arrays, r: Rows, q: int, g: int, block: int) -> int:
     """Global slot of logical block ``block``."""
-    return a.slot_base[g] + r.table[q, place(a, r, q, g, block)]
+    return a.group[g, SLOT_BASE] + r.table[q, place(r, g, block)]
 
 
-@jit
+@inlined
 def put(a: Arrays, r: Rows, q: int, g: int, block: int, s: int) -> None:
-    """Enter global slot ``s``, which the row now holds, as logical block ``block``."""
-    at = place(a, r, q, g, block)
-    r.table[q, at] = s - a.slot_base[g]
-    r.generation[q, at] = a.slot[GENERATION, s]
+    """Enter global slot ``s`` as logical block ``block``."""
+    at = place(r, g, block)
+    r.table[q, at] = s - a.group[g, SLOT_BASE]
+    r.generation[q, at] = a.slot[s, GENERATION]
 
 
 @jit
 def shrink(a: Arrays, r: Rows, q: int, g: int, first: int, last: int) -> None:
-    """Release every block outside [first, last), deepest first."""
-    for block in range(r.last[q, g] - 1, r.first[q, g] - 1, -1):
+    """Give up every block outside [first, last), deepest first."""
+    shared = r.span[q, g, SHARED]
+    for block in range(r.span[q, g, LAST] - 1, max(r.span[q, g, FIRST], shared) - 1, -1):
         if block < first or block >= last:
             release(a, g, slot_at(a, r, q, g, block))
-            r.table[q, place(a, r, q, g, block)] = -1
-    r.first[q, g] = max(r.first[q, g], min(first, last))
-    r.last[q, g] = max(r.first[q, g], min(r.last[q, g], last))
+    r.span[q, g, FIRST] = max(r.span[q, g, FIRST], min(first, last))
+    r.span[q, g, LAST] = max(r.span[q, g, FIRST], min(r.span[q, g, LAST], last))
 
 
 @jit
 def release_row(a: Arrays, r: Rows, q: int) -> None:
-    """Release everything a row holds."""
-    for g in range(a.group.shape[1]):
+    """Release everything a row holds itself; the caller drops the anchor of its deepest node."""
+    for g in range(a.group.shape[0]):
         shrink(a, r, q, g, 0, 0)
-        r.first[q, g] = 0
-        r.last[q, g] = 0
+        r.span[q, g, FIRST] = 0
+        r.span[q, g, LAST] = 0
+        r.span[q, g, SHARED] = 0
 
 
 @jit
-def grow(a: Arrays, r: Rows, q: int, length: int, more: int) -> int:
-    """Reserve the blocks that ``more`` tokens after ``length`` write; -1, or the group without room (nothing kept)."""
-    for g in range(a.group.shape[1]):
-        a.group[NEED, g] = 0
-        if a.group[RULE, g] != RULE_SNAPSHOT:
-            want = blocks_at(a, g, length + more)
-            if want - r.first[q, g] > r.width[g]:
-                return g
-            a.group[NEED, g] = max(0, want - r.last[q, g])
-    short = lacks_room(a)
-    if short >= 0:
-        return short
-    for g in range(a.group.shape[1]):
-        if a.group[RULE, g] == RULE_SNAPSHOT:
-            continue
-        want = blocks_at(a, g, length + more)
-        had = r.last[q, g]
-        for block in range(had, want):
-            s = take_or_evict(a, g)
-            if s < 0:  # pages that are only partly in use, scattered over the groups
-                for undo in range(g + 1):
-                    if a.group[RULE, undo] != RULE_SNAPSHOT:
-                        shrink(a, r, q, undo, r.first[q, undo], max(r.first[q, undo], blocks_at(a, undo, length)))
-                return g
-            put(a, r, q, g, block, s)
-            r.last[q, g] = block + 1
+def need_growth(a: Arrays, r: Rows, q: int, end: int) -> int:
+    """Add to ``NEED`` the blocks that row ``q`` lacks up to token ``end``; -1, or a group whose table is too narrow."""
+    for g in range(a.group.shape[0]):
+        if a.group[g, RULE] != RULE_SNAPSHOT:
+            more = blocks_at(a, g, end) - r.span[q, g, LAST]
+            if more > 0:
+                if r.span[q, g, LAST] + more - r.span[q, g, FIRST] > r.shape[g, WIDTH]:
+                    return g
+                a.group[g, NEED] += more
     return -1
 
 
 @jit
-def lease(a: Arrays, r: Rows, q: int, path: AnyArray, depth: int, checkpoint: int, position: int) -> int:
-    """Hold every object that ``position`` needs and enter the shared blocks into row ``q``.
+def grow(a: Arrays, r: Rows, q: int, length: int, more: int) -> int:
+    """Reserve the blocks that ``more`` tokens after ``length`` write; -1, or the group without room (nothing kept).
 
-    Blocks of the checkpoint that are only partly filled are held too, and must be replaced by private
-    copies before the first append; snapshots are held by ``hold_snapshots``.  Returns the worst grade.
+    The caller knows that there should be room.
     """
-    segment = a.tokens.shape[1]
-    worst = 2
-    for g in range(a.group.shape[1]):
-        if a.group[RULE, g] == RULE_SNAPSHOT:
+    for g in range(a.group.shape[0]):
+        if a.group[g, RULE] == RULE_SNAPSHOT:
             continue
-        per_segment = segment // a.group[BLOCK_TOKENS, g]
-        first = first_block_needed(a, g, position)
-        last = blocks_at(a, g, position)
-        r.first[q, g] = min(first, last)
-        r.last[q, g] = last
-        for block in range(first, last):
-            k = block // per_segment
-            n = path[k + 1] if k < depth else checkpoint
-            s = a.slot_base[g] + a.columns[n, a.col_base[g] + block % per_segment]
-            hold(a, g, s)
+        want = blocks_at(a, g, length + more)
+        for block in range(r.span[q, g, LAST], want):
+            s = take_or_evict(a, g)
+            if s < 0:  # pages that are only partly in use, scattered over the groups
+                undo_growth(a, r, q, g, length)
+                return g
             put(a, r, q, g, block, s)
-            worst = min(worst, a.slot[GRADE, s])
-        a.counters[g, HITS] += max(0, last - first)
-    return worst
+            r.span[q, g, LAST] = block + 1
+    return -1
 
 
 @jit
-def commit_segment(a: Arrays, r: Rows, q: int, parent: int, tokens: AnyArray, start: int) -> int:
-    """Publish the blocks of the segment that begins at token ``start`` below ``parent``.
+def undo_growth(a: Arrays, r: Rows, q: int, upto: int, length: int) -> None:
+    """Give back what groups up to ``upto`` hold beyond ``length`` tokens."""
+    for g in range(upto + 1):
+        if a.group[g, RULE] != RULE_SNAPSHOT:
+            first = r.span[q, g, FIRST]
+            shrink(a, r, q, g, first, max(first, blocks_at(a, g, length)))
 
-    Returns its node with one weight for the caller, or -1 when the index is full.
+
+@jit
+def lease(a: Arrays, r: Rows, q: int, path: AnyArray, depth: int, checkpoint: int, position: int) -> int:
+    """Enter the blocks that ``position`` needs into row ``q`` and hold them.  Returns the worst grade.
+
+    Prefix blocks of whole segments are held through the deepest node, which gets an anchor; windows, and everything that
+    belongs to the checkpoint, are held one by one (private copies must replace the latter before the first append).
     """
-    segment = a.tokens.shape[1]
-    end = start + segment
-    n = find_child(a, parent, tokens, start)
+    end = path[depth]
+    add_anchor(a, end)
+    touch(a, end)
+    worst = 2
+    for k in range(1, depth + 1):
+        worst = min(worst, a.node[path[k], SPINE])
+    for g in range(a.group.shape[0]):
+        if a.group[g, RULE] == RULE_SNAPSHOT:
+            continue
+        per_segment = a.group[g, COLUMNS]
+        last = blocks_at(a, g, position)
+        first = min(first_block_needed(a, g, position), last)
+        shared = depth * per_segment if a.group[g, RULE] == RULE_PREFIX else 0
+        r.span[q, g, FIRST] = first
+        r.span[q, g, LAST] = last
+        r.span[q, g, SHARED] = shared
+        base = a.group[g, COL_BASE]
+        for k in range(shared // per_segment):
+            n = path[k + 1]
+            for i in range(per_segment):
+                local = a.columns[n, base + i]
+                at = r.shape[g, OFFSET] + k * per_segment + i
+                r.table[q, at] = local
+                r.generation[q, at] = a.slot[a.group[g, SLOT_BASE] + local, GENERATION]
+        for block in range(max(first, shared), last):
+            k = block // per_segment
+            n = path[k + 1] if k < depth else checkpoint
+            s = a.group[g, SLOT_BASE] + a.columns[n, base + block - k * per_segment]
+            hold(a, g, s)
+            put(a, r, q, g, block, s)
+            worst = min(worst, a.slot[s, GRADE])
+        a.counters[g, HITS] += last - first
+    return worst
+
+
+@inlined
+def _publish_prefix(a: Arrays, r: Rows, q: int, g: int, n: int) -> int:
+    """Hand the row's next segment of blocks to node ``n``; where the node has one as good, the row takes that instead.
+
+    Returns the worst grade of what the node has then.
+    """
+    worst = 2
+    origin = r.span[q, g, SHARED]
+    for i in range(a.group[g, COLUMNS]):
+        s = slot_at(a, r, q, g, origin + i)
+        c = a.group[g, COL_BASE] + i
+        if a.slot[s, OWNER] < 0:
+            adopt(a, n, c, g, s)
+        kept = a.group[g, SLOT_BASE] + a.columns[n, c]
+        if kept != s:
+            put(a, r, q, g, origin + i, kept)
+        worst = min(worst, a.slot[kept, GRADE])
+        release(a, g, s)
+    r.span[q, g, SHARED] = origin + a.group[g, COLUMNS]
+    return worst
+
+
+@inlined
+def _publish_window(a: Arrays, r: Rows, q: int, g: int, n: int, start: int) -> None:
+    """Publish the row's window blocks that the segment's end needs; the row keeps holding its own."""
+    end = start + a.tokens.shape[1]
+    lowest = needed_from(a, g, end)
+    if lowest >= end:
+        return
+    origin = block_of(a, g, start)
+    useful = origin if lowest <= start else block_of(a, g, lowest)
+    for block in range(max(useful, r.span[q, g, FIRST]), origin + a.group[g, COLUMNS]):
+        s = slot_at(a, r, q, g, block)
+        if a.slot[s, OWNER] < 0 and a.slot[s, STATE] == READY:
+            adopt(a, n, a.group[g, COL_BASE] + block - origin, g, s)
+
+
+@inlined
+def commit_segment(a: Arrays, r: Rows, q: int, parent: int, tokens: AnyArray, offset: int, start: int) -> int:
+    """Publish the blocks of the segment at position ``start``, ``tokens[offset:]``, below ``parent``.
+
+    Returns its node with an anchor for the caller, or -1 when the index is full.
+    """
+    n = find_child(a, parent, tokens, offset)
     if n >= 0:
-        add_weight(a, n)
+        add_anchor(a, n)
     else:
-        n = new_node(a, parent, tokens, start, segment)
+        n = new_node(a, parent, tokens, offset, a.tokens.shape[1])
         if n < 0:
             return -1
-    for g in range(a.group.shape[1]):
-        if a.group[RULE, g] == RULE_SNAPSHOT:
-            continue
-        origin = start // a.group[BLOCK_TOKENS, g]
-        for block in range(max(origin, r.first[q, g]), end // a.group[BLOCK_TOKENS, g]):
-            if block_useful(a, g, block, end):
-                s = slot_at(a, r, q, g, block)
-                if a.slot[OWNER, s] < 0 and a.slot[STATE, s] == READY:
-                    adopt(a, n, a.col_base[g] + block - origin, g, s)
+    worst = 2
+    for g in range(a.group.shape[0]):
+        if a.group[g, RULE] == RULE_PREFIX:
+            worst = min(worst, _publish_prefix(a, r, q, g, n))
+        elif a.group[g, RULE] == RULE_WINDOW:
+            _publish_window(a, r, q, g, n, start)
+    a.node[n, SPINE] = worst
+    touch(a, n)
     return n
 
 
 @jit
-def republish(a: Arrays, r: Rows, q: int, n: int) -> None:
-    """Put the row's own blocks back into segment ``n`` and those before it where an equal object was evicted.
+def republish(a: Arrays, r: Rows, q: int) -> None:
+    """Put the row's own windows back into its segments where an equal object was evicted.
 
-    Two sequences that computed the same keep a block each, and only one of the two is in the index.  When that one
-    went, all that the other published further down could not be reached.
+    Two sequences that computed the same keep a window each, and only one of the two is in the index.  When that one
+    went, what the other published further down could not be reached.
     """
-    while a.node[PARENT, n] >= 0:
-        start = (a.node[DEPTH, n] - 1) * a.tokens.shape[1]
-        for g in range(a.group.shape[1]):
-            if a.group[RULE, g] == RULE_SNAPSHOT:
+    segment = a.tokens.shape[1]
+    n, end = r.state[q, NODE], r.state[q, PUBLISHED] * segment
+    while end > 0:
+        held = False
+        for g in range(a.group.shape[0]):
+            if a.group[g, RULE] != RULE_WINDOW:
                 continue
-            origin = start // a.group[BLOCK_TOKENS, g]
-            for c in range(a.col_base[g], a.col_base[g + 1]):
-                block = origin + c - a.col_base[g]
-                if a.columns[n, c] == SLOT_EVICTED and r.first[q, g] <= block < r.last[q, g]:
-                    s = slot_at(a, r, q, g, block)
-                    if a.slot[OWNER, s] < 0 and a.slot[STATE, s] == READY:
-                        adopt(a, n, c, g, s)
-        n = a.node[PARENT, n]
+            begin = max(block_of(a, g, end - segment), r.span[q, g, FIRST])
+            for block in range(begin, min(block_of(a, g, end), r.span[q, g, LAST])):
+                held = True
+                c = a.group[g, COL_BASE] + block - block_of(a, g, end - segment)
+                s = slot_at(a, r, q, g, block)
+                if a.columns[n, c] == SLOT_EVICTED and a.slot[s, OWNER] < 0 and a.slot[s, STATE] == READY:
+                    adopt(a, n, c, g, s)
+        if not held:
+            return
+        n, end = a.node[n, PARENT], end - segment
 
 
 @jit
 def mark_computed(a: Arrays, r: Rows, q: int, length: int, more: int, grade: int) -> None:
-    """The engine wrote the state of ``more`` tokens after ``length``: blocks become READY and take the grade."""
-    for g in range(a.group.shape[1]):
-        if a.group[RULE, g] == RULE_SNAPSHOT:
+    """The engine wrote the state of ``more`` tokens after ``length``: whole blocks become READY and all take the grade."""
+    for g in range(a.group.shape[0]):
+        if a.group[g, RULE] == RULE_SNAPSHOT:
             s = slot_at(a, r, q, g, 0)
-            a.slot[GRADE, s] = min(a.slot[GRADE, s], grade)
+            a.slot[s, GRADE] = min(a.slot[s, GRADE], grade)
             continue
+        size = a.group[g, BLOCK_TOKENS]
         # the block that holds the first new entry may have been begun earlier
-        begun = length // a.group[BLOCK_TOKENS, g]
-        for block in range(max(begun, r.first[q, g]), r.last[q, g]):
+        for block in range(max(block_of(a, g, length), r.span[q, g, FIRST]), r.span[q, g, LAST]):
             s = slot_at(a, r, q, g, block)
-            a.slot[GRADE, s] = min(a.slot[GRADE, s], grade)
-            if a.slot[STATE, s] == ALLOCATED and (block + 1) * a.group[BLOCK_TOKENS, g] <= length + more:
-                move(a.slot[STATE], s, READY)
+            a.slot[s, GRADE] = min(a.slot[s, GRADE], grade)
+            if a.slot[s, STATE] == ALLOCATED and (block + 1) * size <= length + more:
+                move(a.slot, s, READY)
 
 
 @jit
+def shrink_windows(a: Arrays, r: Rows, q: int, length: int) -> None:
+    """Give up the window blocks that ``length`` no longer needs."""
+    for g in range(a.group.shape[0]):
+        if a.group[g, RULE] == RULE_WINDOW:
+            first = first_block_needed(a, g, length)
+            if first > r.span[q, g, FIRST]:
+                shrink(a, r, q, g, first, r.span[q, g, LAST])
+
+
+@inlined
 def _snapshot_wanted(a: Arrays, n: int, g: int, position: int, asked: bool, grade: int) -> bool:
     wanted = snapshot_needed(a, g, position) if asked else snapshot_kept(a, g, position)
-    local = a.columns[n, a.col_base[g]]
-    return wanted and (local < 0 or a.slot[GRADE, a.slot_base[g] + local] < grade)
+    local = a.columns[n, a.group[g, COL_BASE]]
+    return wanted and (local < 0 or a.slot[a.group[g, SLOT_BASE] + local, GRADE] < grade)
 
 
 @jit
 def lease_lacks_room(a: Arrays, r: Rows, q: int, start: int) -> int:
     """The group without room for live slots of row ``q`` and copies of its blocks from token ``start`` (-1: none)."""
-    for g in range(a.group.shape[1]):
-        a.group[NEED, g] = 0
-        if a.group[RULE, g] == RULE_SNAPSHOT:
-            a.group[NEED, g] = 1
+    for g in range(a.group.shape[0]):
+        a.group[g, NEED] = 0
+        if a.group[g, RULE] == RULE_SNAPSHOT:
+            a.group[g, NEED] = 1
         elif start >= 0:
-            a.group[NEED, g] = max(0, r.last[q, g] - max(start // a.group[BLOCK_TOKENS, g], r.first[q, g]))
+            a.group[g, NEED] = max(0, r.span[q, g, LAST] - max(block_of(a, g, start), r.span[q, g, FIRST]))
     return lacks_room(a)
 
 
 @jit
 def fork_lacks_room(a: Arrays, r: Rows, q: int, child: int) -> int:
     """The group without room for copies of the blocks of row ``q`` that ``child`` does not share."""
-    for g in range(a.group.shape[1]):
-        a.group[NEED, g] = r.last[q, g] - r.last[child, g]
+    for g in range(a.group.shape[0]):
+        a.group[g, NEED] = r.span[q, g, LAST] - r.span[child, g, LAST]
     return lacks_room(a)
 
 
 @jit
 def checkpoint_lacks_room(a: Arrays, n: int, start: int, position: int, grade: int) -> int:
     """The group without room for what checkpoint ``n`` at ``position`` keeps."""
-    for g in range(a.group.shape[1]):
-        a.group[NEED, g] = 0
-        if a.group[RULE, g] == RULE_SNAPSHOT:
+    for g in range(a.group.shape[0]):
+        a.group[g, NEED] = 0
+        if a.group[g, RULE] == RULE_SNAPSHOT:
             if _snapshot_wanted(a, n, g, position, True, grade):
-                a.group[NEED, g] = 1
+                a.group[g, NEED] = 1
         else:
-            origin = start // a.group[BLOCK_TOKENS, g]
-            a.group[NEED, g] = max(0, blocks_at(a, g, position) - max(origin, first_block_needed(a, g, position)))
-    return lacks_room(a)
+            first = max(block_of(a, g, start), first_block_needed(a, g, position))
+            a.group[g, NEED] = max(0, blocks_at(a, g, position) - first)
+    short = lacks_room(a)
+    if short >= 0:
+        a.counters[short, UNKEPT] += 1
+    return short
 
 
 @jit
 def reserve_snapshots(
-    a: Arrays,
-    r: Rows,
-    q: int,
-    n: int,
-    position: int,
-    asked: bool,
-    grade: int,
-    out: AnyArray,
+    a: Arrays, r: Rows, q: int, n: int, position: int, asked: bool, grade: int, out: AnyArray
 ) -> int:
     """Take slots for the snapshots that node ``n`` keeps at ``position`` and does not have as good already.
 
     ``asked``: a checkpoint, so the interval does not matter.  ``out`` int64 [groups] gets global slots or -1.
     Returns -1, or the group without room (then nothing is kept).
     """
-    out[:] = -1
-    for g in range(a.group.shape[1]):
-        wanted = a.group[RULE, g] == RULE_SNAPSHOT and _snapshot_wanted(a, n, g, position, asked, grade)
-        a.group[NEED, g] = 1 if wanted else 0
+    for g in range(a.group.shape[0]):
+        out[g] = -1
+        wanted = a.group[g, RULE] == RULE_SNAPSHOT and _snapshot_wanted(a, n, g, position, asked, grade)
+        a.group[g, NEED] = 1 if wanted else 0
     short = lacks_room(a)
     if short >= 0:
         a.counters[short, UNKEPT] += 1
         return short
-    for g in range(a.group.shape[1]):
-        if a.group[NEED, g] == 0:
+    for g in range(a.group.shape[0]):
+        if a.group[g, NEED] == 0:
             continue
         s = take_or_evict(a, g)
         if s < 0:
             for h in range(g):
                 if out[h] >= 0:
                     release(a, h, out[h])
-            out[:] = -1
+                    out[h] = -1
             a.counters[g, UNKEPT] += 1
             return g
-        a.slot[GRADE, s] = grade
+        a.slot[s, GRADE] = grade
         out[g] = s
     return -1
 
 
 @jit
-def reserve_sealed(
-    a: Arrays,
-    r: Rows,
-    q: int,
-    start: int,
-    position: int,
-    out: AnyArray,
-) -> int:
+def reserve_sealed(a: Arrays, r: Rows, q: int, start: int, position: int, out: AnyArray) -> int:
     """Take slots for the sealed copies of every block that a checkpoint at ``position`` needs of its own segment.
 
     ``out`` int64 [blocks, 4]: group, logical block, source slot, destination slot (global).  Returns how many, or
     -1 when there is no room (then nothing is kept).
     """
     count = 0
-    for g in range(a.group.shape[1]):
-        if a.group[RULE, g] == RULE_SNAPSHOT:
+    for g in range(a.group.shape[0]):
+        if a.group[g, RULE] == RULE_SNAPSHOT:
             continue
-        origin = start // a.group[BLOCK_TOKENS, g]
+        origin = block_of(a, g, start)
         for block in range(max(origin, first_block_needed(a, g, position)), blocks_at(a, g, position)):
             s = take_or_evict(a, g)
             if s < 0:
@@ -346,7 +446,7 @@ def reserve_sealed(
                 a.counters[g, UNKEPT] += 1
                 return -1
             source = slot_at(a, r, q, g, block)
-            a.slot[GRADE, s] = a.slot[GRADE, source]
+            a.slot[s, GRADE] = a.slot[source, GRADE]
             out[count, 0] = g
             out[count, 1] = block
             out[count, 2] = source
@@ -356,27 +456,29 @@ def reserve_sealed(
 
 
 @jit
-def share_row(a: Arrays, r: Rows, q: int, child: int, length: int) -> None:
-    """Let row ``child`` hold every full block of row ``q``; partly filled ones and live slots stay out."""
-    for g in range(a.group.shape[1]):
-        if a.group[RULE, g] == RULE_SNAPSHOT:
+def share_row(a: Arrays, r: Rows, q: int, child: int, start: int) -> None:
+    """Let row ``child`` have the blocks of row ``q`` before ``start``, where its published segments end."""
+    for g in range(a.group.shape[0]):
+        if a.group[g, RULE] == RULE_SNAPSHOT:
             continue
-        full = (length // a.group[RATIO, g]) // (a.group[BLOCK_TOKENS, g] // a.group[RATIO, g])
-        r.first[child, g] = min(r.first[q, g], r.last[q, g])
-        r.last[child, g] = max(r.first[child, g], min(full, r.last[q, g]))
-        for block in range(r.first[child, g], r.last[child, g]):
+        first = r.span[q, g, FIRST]
+        r.span[child, g, FIRST] = first
+        r.span[child, g, LAST] = max(first, min(start // a.group[g, BLOCK_TOKENS], r.span[q, g, LAST]))
+        r.span[child, g, SHARED] = r.span[q, g, SHARED]
+        for block in range(first, r.span[child, g, LAST]):
             s = slot_at(a, r, q, g, block)
-            hold(a, g, s)
+            if block >= r.span[q, g, SHARED]:
+                hold(a, g, s)
             put(a, r, child, g, block, s)
 
 
 @jit
 def stale(a: Arrays, r: Rows, q: int) -> int:
     """The first group in which the row names a slot whose generation changed, or -1."""
-    for g in range(a.group.shape[1]):
-        for block in range(r.first[q, g], r.last[q, g]):
+    for g in range(a.group.shape[0]):
+        for block in range(r.span[q, g, FIRST], r.span[q, g, LAST]):
             s = slot_at(a, r, q, g, block)
-            if a.slot[GENERATION, s] != r.generation[q, place(a, r, q, g, block)]:
+            if a.slot[s, GENERATION] != r.generation[q, place(r, g, block)]:
                 return g
     return -1
 
@@ -384,15 +486,17 @@ def stale(a: Arrays, r: Rows, q: int) -> int:
 @jit
 def checkpoint_complete(a: Arrays, n: int, start: int, position: int, grade: int) -> bool:
     """Whether checkpoint ``n`` already has every object of its own that ``position`` needs, at this grade or better."""
-    for g in range(a.group.shape[1]):
-        if a.group[RULE, g] == RULE_SNAPSHOT:
-            local = a.columns[n, a.col_base[g]]
-            if snapshot_needed(a, g, position) and (local < 0 or a.slot[GRADE, a.slot_base[g] + local] < grade):
+    for g in range(a.group.shape[0]):
+        if a.group[g, RULE] == RULE_SNAPSHOT:
+            local = a.columns[n, a.group[g, COL_BASE]]
+            if snapshot_needed(a, g, position) and (
+                local < 0 or a.slot[a.group[g, SLOT_BASE] + local, GRADE] < grade
+            ):
                 return False
             continue
-        origin = start // a.group[BLOCK_TOKENS, g]
+        origin = block_of(a, g, start)
         for block in range(max(origin, first_block_needed(a, g, position)), blocks_at(a, g, position)):
-            local = a.columns[n, a.col_base[g] + block - origin]
-            if local < 0 or a.slot[GRADE, a.slot_base[g] + local] < grade:
+            local = a.columns[n, a.group[g, COL_BASE] + block - origin]
+            if local < 0 or a.slot[a.group[g, SLOT_BASE] + local, GRADE] < grade:
                 return False
     return True

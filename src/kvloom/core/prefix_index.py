@@ -1,16 +1,31 @@
 """The prefix index: a tree of segments and checkpoints, found by hash, trusted only token by token.
 
-Every node names, per group and block, the slot that holds its object (``columns``), or a code that
-says why there is none.  A node without objects, children, checkpoints and holders has weight 0: it is
-a ghost that only serves to explain misses, and is the first to be recycled.
+Every node names, per group and block, the slot that holds its object (``columns``), or a code that says why there is
+none.  A node without objects and anchors is a ghost that only serves to explain misses, and is the first to be recycled.
+
+A lease on a prefix holds its deepest node; that protects everything above, since only leaves are evicted.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from kvloom.core._jit import jit
-from kvloom.core.arrays import (
+from kvloom.core._jit import inlined, jit
+from kvloom.core.arrays import Arrays
+from kvloom.core.block_pool import (
+    give_slot,
+    is_auxiliary,
+    link_auxiliary,
+    page_of,
+    pin_page,
+    release,
+    unlink_auxiliary,
+)
+from kvloom.core.fields import (
+    ANCHORS,
+    CLOCK,
+    COL_BASE,
+    COLUMNS,
     COMMITS,
     DEPTH,
     EVICTIONS,
@@ -22,7 +37,11 @@ from kvloom.core.arrays import (
     GHOST_PREV,
     GHOST_TAIL,
     GRADE,
-    IS_GHOST,
+    GRAVE_HEAD,
+    GRAVE_TAIL,
+    HEAP_AT,
+    KEY,
+    NEXT,
     NODES_USED,
     NTOKENS,
     OWNER,
@@ -31,89 +50,99 @@ from kvloom.core.arrays import (
     PINS,
     RESIDENT,
     ROOT,
+    RULE,
+    RULE_PREFIX,
     SIBLING_NEXT,
     SIBLING_PREV,
-    STATE,
-    WEIGHT,
-    Arrays,
+    SLOT_BASE,
+    SPINE,
+    USES,
 )
-from kvloom.core.block_pool import give_slot, hold, link_lru, unlink_lru
+from kvloom.core.leaf_heap import enter_heap, leave_heap
 from kvloom.core.lifecycle import COMMITTED, EVICTED, QUARANTINED, READY, move
 from kvloom.types import SLOT_EVICTED, SLOT_QUARANTINED, AnyArray
 
 SAMPLES = 8
+OUT_OF_LIST = -2
 
 
 @jit
-def hash_segment(parent: int, tokens: AnyArray, start: int, count: int) -> np.uint64:
-    """Hash of the parent and a sample of the tokens: a place to look, never an identity."""
+def hash_segment(parent: int, tokens: AnyArray, start: int, count: int) -> int:
+    """31-bit hash of the parent and a sample of the tokens: a place to look, never an identity."""
     h = np.uint64(parent) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x632BE59BD9B4E019)
     step = max(1, count // SAMPLES)
     for i in range(count - 1, -1, -step):
         h = (h ^ np.uint64(tokens[start + i])) * np.uint64(0xFF51AFD7ED558CCD)
         h ^= h >> np.uint64(32)
-    return h
+    return np.int64(h >> np.uint64(33))
 
 
-@jit
+@inlined
 def same_tokens(a: Arrays, n: int, tokens: AnyArray, start: int) -> bool:
-    """Whether node ``n`` holds exactly ``tokens[start:start + ntokens[n]]`` (the caller checked the length)."""
-    row = a.tokens[n]
+    """Whether node ``n`` holds exactly ``tokens[start:start + NTOKENS]`` (the caller checked the length)."""
     difference = 0
-    for i in range(a.node[NTOKENS, n]):
-        difference |= row[i] ^ tokens[start + i]
+    for i in range(a.node[n, NTOKENS]):
+        difference |= a.tokens[n, i] ^ tokens[start + i]
     return difference == 0
 
 
-@jit
+@inlined
 def find_child(a: Arrays, parent: int, tokens: AnyArray, start: int) -> int:
-    """The segment child of ``parent`` with these tokens (one whole segment from ``start``), or -1."""
+    """The segment child of ``parent`` with these tokens (one whole segment from ``start``), or -1.
+
+    Most nodes have one child, which a link names; only the others are in the hash table.
+    """
+    first = a.node[parent, FIRST_CHILD]
+    if first < 0 or same_tokens(a, first, tokens, start):
+        return first
+    if a.node[first, SIBLING_NEXT] < 0:
+        return -1
     h = hash_segment(parent, tokens, start, a.tokens.shape[1])
-    mask = np.uint64(len(a.table) - 1)
+    mask = len(a.table) - 1
     at = h & mask
     while a.table[at] >= 0:
         n = a.table[at]
-        if a.key[n] == h and a.node[PARENT, n] == parent and same_tokens(a, n, tokens, start):
+        if a.node[n, KEY] == h and a.node[n, PARENT] == parent and same_tokens(a, n, tokens, start):
             return n
-        at = (at + np.uint64(1)) & mask
+        at = (at + 1) & mask
     return -1
 
 
 @jit
 def find_checkpoint(a: Arrays, parent: int, tokens: AnyArray, start: int, count: int) -> int:
     """The checkpoint of ``parent`` that holds exactly ``tokens[start:start + count]``, or -1."""
-    n = a.node[FIRST_CHECKPOINT, parent]
+    n = a.node[parent, FIRST_CHECKPOINT]
     while n >= 0:
-        if a.node[NTOKENS, n] == count and same_tokens(a, n, tokens, start):
+        if a.node[n, NTOKENS] == count and same_tokens(a, n, tokens, start):
             return n
-        n = a.node[SIBLING_NEXT, n]
+        n = a.node[n, SIBLING_NEXT]
     return -1
 
 
 @jit
 def _table_insert(a: Arrays, n: int) -> None:
-    mask = np.uint64(len(a.table) - 1)
-    at = a.key[n] & mask
+    a.node[n, KEY] = hash_segment(a.node[n, PARENT], a.tokens[n], 0, a.tokens.shape[1])
+    mask = len(a.table) - 1
+    at = a.node[n, KEY] & mask
     while a.table[at] >= 0:
-        at = (at + np.uint64(1)) & mask
+        at = (at + 1) & mask
     a.table[at] = n
 
 
 @jit
 def _table_remove(a: Arrays, n: int) -> None:
     """Linear probing with backward shift, so that no tombstones pile up."""
-    mask = np.uint64(len(a.table) - 1)
-    one = np.uint64(1)
-    hole = a.key[n] & mask
+    mask = len(a.table) - 1
+    hole = a.node[n, KEY] & mask
     while a.table[hole] != n:
-        hole = (hole + one) & mask
+        hole = (hole + 1) & mask
     at = hole
     while True:
-        at = (at + one) & mask
+        at = (at + 1) & mask
         moved = a.table[at]
         if moved < 0:
             break
-        home = a.key[moved] & mask
+        home = a.node[moved, KEY] & mask
         if ((at - home) & mask) >= ((at - hole) & mask):
             a.table[hole] = moved
             hole = at
@@ -122,93 +151,122 @@ def _table_remove(a: Arrays, n: int) -> None:
 
 @jit
 def _ghost_unlink(a: Arrays, n: int) -> None:
-    before, after = a.node[GHOST_PREV, n], a.node[GHOST_NEXT, n]
+    before, after = a.node[n, GHOST_PREV], a.node[n, GHOST_NEXT]
     if before >= 0:
-        a.node[GHOST_NEXT, before] = after
+        a.node[before, GHOST_NEXT] = after
     else:
         a.scalars[GHOST_HEAD] = after
     if after >= 0:
-        a.node[GHOST_PREV, after] = before
+        a.node[after, GHOST_PREV] = before
     else:
         a.scalars[GHOST_TAIL] = before
-    a.node[GHOST_PREV, n] = -1
-    a.node[GHOST_NEXT, n] = -1
-    a.node[IS_GHOST, n] = False
+    a.node[n, GHOST_PREV] = OUT_OF_LIST
 
 
 @jit
 def _ghost_append(a: Arrays, n: int) -> None:
     tail = a.scalars[GHOST_TAIL]
-    a.node[GHOST_PREV, n] = tail
-    a.node[GHOST_NEXT, n] = -1
+    a.node[n, GHOST_PREV] = tail
+    a.node[n, GHOST_NEXT] = -1
     if tail >= 0:
-        a.node[GHOST_NEXT, tail] = n
+        a.node[tail, GHOST_NEXT] = n
     else:
         a.scalars[GHOST_HEAD] = n
     a.scalars[GHOST_TAIL] = n
-    a.node[IS_GHOST, n] = True
 
 
-@jit
-def add_weight(a: Arrays, n: int) -> None:
-    """One more reason for ``n`` to live; wakes its ancestors when it was a ghost."""
+@inlined
+def add_anchor(a: Arrays, n: int) -> None:
+    """One more reason to keep ``n``; wakes its ancestors when it was a ghost."""
     while n >= 0:
-        a.node[WEIGHT, n] += 1
-        if a.node[WEIGHT, n] > 1:
+        a.node[n, ANCHORS] += 1
+        if a.node[n, ANCHORS] > 1:
             return
-        if a.node[IS_GHOST, n]:
-            _ghost_unlink(a, n)
-        n = a.node[PARENT, n]
+        if a.node[n, HEAP_AT] >= 0:
+            leave_heap(a, n)
+        if a.node[n, RESIDENT] > 0 or a.node[n, GHOST_PREV] == OUT_OF_LIST:
+            return
+        _ghost_unlink(a, n)
+        n = a.node[n, PARENT]
 
 
 @jit
-def drop_weight(a: Arrays, n: int) -> None:
-    """One reason less; a node that has none left becomes a ghost, and so may its ancestors."""
+def drop_anchor(a: Arrays, n: int) -> None:
+    """One reason less; without any, ``n`` becomes an evictable leaf, or a ghost, and so may its ancestors."""
     while n >= 0:
-        a.node[WEIGHT, n] -= 1
-        if a.node[WEIGHT, n] > 0:
+        a.node[n, ANCHORS] -= 1
+        if a.node[n, ANCHORS] > 0:
             return
-        if a.node[PARENT, n] >= 0:
-            _ghost_append(a, n)
-        n = a.node[PARENT, n]
+        if a.node[n, RESIDENT] > 0:
+            enter_heap(a, n)
+            return
+        n = _bury(a, n)
 
 
 @jit
-def _detach(a: Arrays, n: int) -> None:
-    """Unlink a ghost leaf from its parent and the table; its place is free."""
-    parent = a.node[PARENT, n]
-    before, after = a.node[SIBLING_PREV, n], a.node[SIBLING_NEXT, n]
-    if before >= 0:
-        a.node[SIBLING_NEXT, before] = after
-    elif a.node[FIRST_CHILD, parent] == n:
-        a.node[FIRST_CHILD, parent] = after
-    else:
-        a.node[FIRST_CHECKPOINT, parent] = after
-    if after >= 0:
-        a.node[SIBLING_PREV, after] = before
-    if a.node[NTOKENS, n] == a.tokens.shape[1]:
-        _table_remove(a, n)
-    free_node(a, n)
+def _bury(a: Arrays, n: int) -> int:
+    """Make ``n`` a ghost; returns the parent, which loses an anchor, or -1 for a root."""
+    parent = a.node[n, PARENT]
+    if parent >= 0:
+        _ghost_append(a, n)
+        a.node_stamp[parent] = max(a.node_stamp[parent], a.node_stamp[n])
+    return parent
+
+
+@jit
+def drop_resident(a: Arrays, n: int) -> None:
+    """``n`` lost an object; a leaf that lost its last one becomes a ghost."""
+    a.node[n, RESIDENT] -= 1
+    if a.node[n, RESIDENT] == 0 and a.node[n, ANCHORS] == 0:
+        leave_heap(a, n)
+        parent = _bury(a, n)
+        drop_anchor(a, parent)
+
+
+@inlined
+def touch(a: Arrays, n: int) -> None:
+    """``n`` is used now."""
+    a.node_stamp[n] = a.scalars[CLOCK]
+    a.node[n, USES] += 1
 
 
 @jit
 def free_node(a: Arrays, n: int) -> None:
     """Put an unlinked node back on the free stack."""
-    a.node[PARENT, n] = -1
-    a.node[ROOT, n] = -1
-    a.node[NTOKENS, n] = -1
-    a.node[SIBLING_PREV, n] = -1
-    a.node[SIBLING_NEXT, n] = -1
+    a.node[n, PARENT] = -1
+    a.node[n, ROOT] = -1
+    a.node[n, NTOKENS] = -1
     a.free_nodes[a.scalars[FREE_NODES]] = n
     a.scalars[FREE_NODES] += 1
     a.scalars[NODES_USED] -= 1
 
 
 @jit
+def _detach(a: Arrays, n: int) -> None:
+    """Unlink a ghost leaf from its parent and the table; its place is free."""
+    parent = a.node[n, PARENT]
+    is_segment = a.node[n, NTOKENS] == a.tokens.shape[1]
+    before, after = a.node[n, SIBLING_PREV], a.node[n, SIBLING_NEXT]
+    if is_segment and before >= 0:
+        _table_remove(a, n)
+    if before >= 0:
+        a.node[before, SIBLING_NEXT] = after
+    elif is_segment:
+        a.node[parent, FIRST_CHILD] = after
+        if after >= 0:
+            _table_remove(a, after)
+    else:
+        a.node[parent, FIRST_CHECKPOINT] = after
+    if after >= 0:
+        a.node[after, SIBLING_PREV] = before
+    free_node(a, n)
+
+
+@inlined
 def take_node(a: Arrays) -> int:
     """A clean node, recycling the oldest ghost when none is free; -1 when every node is needed.
 
-    A ghost's children lost their weight before it did, so the head of the list is a leaf.
+    A ghost's children became ghosts before it did, so the head of the list is a leaf.
     """
     if a.scalars[FREE_NODES] == 0:
         ghost = a.scalars[GHOST_HEAD]
@@ -219,95 +277,158 @@ def take_node(a: Arrays) -> int:
     a.scalars[FREE_NODES] -= 1
     a.scalars[NODES_USED] += 1
     n = a.free_nodes[a.scalars[FREE_NODES]]
-    a.columns[n, :] = -1
-    a.node[RESIDENT, n] = 0
-    a.node[WEIGHT, n] = 0
-    a.node[FIRST_CHILD, n] = -1
-    a.node[FIRST_CHECKPOINT, n] = -1
-    a.node[DEPTH, n] = 0
-    a.node[NTOKENS, n] = 0
-    a.node[ROOT, n] = n
+    for c in range(a.columns.shape[1]):
+        a.columns[n, c] = -1
+    a.node[n, PARENT] = -1
+    a.node[n, ROOT] = n
+    a.node[n, DEPTH] = 0
+    a.node[n, NTOKENS] = 0
+    a.node[n, RESIDENT] = 0
+    a.node[n, ANCHORS] = 0
+    a.node[n, SPINE] = -1
+    a.node[n, FIRST_CHILD] = -1
+    a.node[n, FIRST_CHECKPOINT] = -1
+    a.node[n, SIBLING_PREV] = -1
+    a.node[n, SIBLING_NEXT] = -1
+    a.node[n, GHOST_PREV] = OUT_OF_LIST
+    a.node[n, HEAP_AT] = -1
+    a.node[n, USES] = 0
+    a.node_stamp[n] = a.scalars[CLOCK]
     return n
+
+
+@inlined
+def new_node(a: Arrays, parent: int, tokens: AnyArray, start: int, count: int) -> int:
+    """A segment (``count`` = segment length) or checkpoint below ``parent``, anchored once for the caller; -1 when full."""
+    add_anchor(a, parent)  # this node's; and the parent must not be recycled to make room for its child
+    n = take_node(a)
+    if n < 0:
+        drop_anchor(a, parent)
+        return -1
+    is_segment = count == a.tokens.shape[1]
+    a.node[n, PARENT] = parent
+    a.node[n, ROOT] = a.node[parent, ROOT]
+    a.node[n, DEPTH] = a.node[parent, DEPTH] + (1 if is_segment else 0)
+    a.node[n, NTOKENS] = count
+    a.node[n, ANCHORS] = 1
+    for i in range(count):
+        a.tokens[n, i] = tokens[start + i]
+    if is_segment:
+        head = a.node[parent, FIRST_CHILD]
+        a.node[parent, FIRST_CHILD] = n
+        if head >= 0:
+            _table_insert(a, head)
+    else:
+        head = a.node[parent, FIRST_CHECKPOINT]
+        a.node[parent, FIRST_CHECKPOINT] = n
+    a.node[n, SIBLING_NEXT] = head
+    if head >= 0:
+        a.node[head, SIBLING_PREV] = n
+    return n
+
+
+@inlined
+def refresh_spine(a: Arrays, n: int) -> None:
+    """Recompute the worst grade of the node's prefix-group objects, -1 when one is missing."""
+    worst = 2
+    for g in range(a.group.shape[0]):
+        if a.group[g, RULE] == RULE_PREFIX:
+            first = a.group[g, COL_BASE]
+            for c in range(first, first + a.group[g, COLUMNS]):
+                local = a.columns[n, c]
+                worst = min(worst, a.slot[a.group[g, SLOT_BASE] + local, GRADE] if local >= 0 else -1)
+    a.node[n, SPINE] = worst
 
 
 @jit
-def new_node(a: Arrays, parent: int, tokens: AnyArray, start: int, count: int) -> int:
-    """A segment (``count`` = segment length) or checkpoint below ``parent``, weight 1 for the caller; -1 when full."""
-    add_weight(a, parent)  # the parent must not be recycled to make room for its child
-    n = take_node(a)
-    if n < 0:
-        drop_weight(a, parent)
-        return -1
-    is_segment = count == a.tokens.shape[1]
-    a.node[PARENT, n] = parent
-    a.node[ROOT, n] = a.node[ROOT, parent]
-    a.node[DEPTH, n] = a.node[DEPTH, parent] + (1 if is_segment else 0)
-    a.node[NTOKENS, n] = count
-    for i in range(count):
-        a.tokens[n, i] = tokens[start + i]
-    head = a.node[FIRST_CHILD, parent] if is_segment else a.node[FIRST_CHECKPOINT, parent]
-    a.node[SIBLING_PREV, n] = -1
-    a.node[SIBLING_NEXT, n] = head
-    if head >= 0:
-        a.node[SIBLING_PREV, head] = n
-    if is_segment:
-        a.node[FIRST_CHILD, parent] = n
-        a.key[n] = hash_segment(parent, tokens, start, count)
-        _table_insert(a, n)
+def _give_up(a: Arrays, s: int) -> None:
+    """A slot that sequences below its former node may still read waits until all that run now have ended."""
+    a.slot[s, PINS] += 1
+    a.slot[s, NEXT] = -1
+    tail = a.scalars[GRAVE_TAIL]
+    if tail >= 0:
+        a.slot[tail, NEXT] = s
     else:
-        a.node[FIRST_CHECKPOINT, parent] = n
-    a.node[WEIGHT, n] = 1  # the weight added to the parent above is this node's
-    return n
+        a.scalars[GRAVE_HEAD] = s
+    a.scalars[GRAVE_TAIL] = s
+    a.slot_stamp[s] = a.scalars[CLOCK]
+
+
+@jit
+def group_of_slot(a: Arrays, s: int) -> int:
+    """Group of a global slot."""
+    g = a.group.shape[0] - 1
+    while a.group[g, SLOT_BASE] > s:
+        g -= 1
+    return g
+
+
+@jit
+def reap(a: Arrays, oldest: int) -> None:
+    """Give back the slots that were given up before clock ``oldest``, when the oldest running sequence began."""
+    s = a.scalars[GRAVE_HEAD]
+    while s >= 0 and a.slot_stamp[s] < oldest:
+        after = a.slot[s, NEXT]
+        a.scalars[GRAVE_HEAD] = after
+        if after < 0:
+            a.scalars[GRAVE_TAIL] = -1
+        release(a, group_of_slot(a, s), s)
+        s = after
 
 
 @jit
 def forget_object(a: Arrays, g: int, s: int, code: int) -> None:
-    """Take the object in slot ``s`` out of the index, leaving ``code``; holders keep the slot as a private one."""
-    n, c = a.slot[OWNER, s], a.slot[OWNER_COL, s]
+    """Take the object in slot ``s`` out of the index, leaving ``code``.
+
+    A slot that somebody may still read stays with them: private holders keep it; sequences that run below its node
+    keep it until they end.
+    """
+    n, c = a.slot[s, OWNER], a.slot[s, OWNER_COL]
+    auxiliary = is_auxiliary(a, g, s)
+    in_use = a.slot[s, PINS] > 0
+    # what runs below a segment reads its prefix blocks without holding them; a checkpoint's readers hold theirs
+    below = a.group[g, RULE] == RULE_PREFIX and a.node[n, NTOKENS] == a.tokens.shape[1] and a.node[n, ANCHORS] > 0
     a.columns[n, c] = code
-    a.slot[OWNER, s] = -1
-    a.slot[OWNER_COL, s] = -1
-    a.node[RESIDENT, n] -= 1
     if code == SLOT_EVICTED:
         a.counters[g, EVICTIONS] += 1
-    if a.slot[PINS, s] == 0:
-        unlink_lru(a, g, s)
-        move(a.slot[STATE], s, QUARANTINED if code == SLOT_QUARANTINED else EVICTED)
-        give_slot(a, g, s)
+    if not in_use:
+        if auxiliary:
+            unlink_auxiliary(a, g, s)
+        elif a.node[n, HEAP_AT] >= 0:
+            pin_page(a, g, page_of(a, g, s))
+    a.slot[s, OWNER] = -1
+    a.slot[s, OWNER_COL] = -1
+    if in_use or below:
+        move(a.slot, s, QUARANTINED if code == SLOT_QUARANTINED else READY)
+        if below:
+            _give_up(a, s)
     else:
-        move(a.slot[STATE], s, QUARANTINED if code == SLOT_QUARANTINED else READY)
-    drop_weight(a, n)
+        move(a.slot, s, QUARANTINED if code == SLOT_QUARANTINED else EVICTED)
+        give_slot(a, g, s)
+    if a.group[g, RULE] == RULE_PREFIX:
+        a.node[n, SPINE] = -1
+    drop_resident(a, n)
 
 
-@jit
+@inlined
 def adopt(a: Arrays, n: int, c: int, g: int, s: int) -> bool:
-    """Publish the READY slot ``s`` as column ``c`` of node ``n`` unless something as good is there.
+    """Publish the READY slot ``s`` as column ``c`` of the anchored node ``n`` unless something as good is there.
 
-    An object of a worse grade is replaced.  Returns whether the index took the slot; its holders stay.
+    An object of a worse grade is replaced.  Returns whether the index took the slot; its holders stay.  The caller
+    refreshes the node's spine.
     """
     local = a.columns[n, c]
     if local >= 0:
-        old = a.slot_base[g] + local
-        if old == s or a.slot[GRADE, old] >= a.slot[GRADE, s]:
+        old = a.group[g, SLOT_BASE] + local
+        if old == s or a.slot[old, GRADE] >= a.slot[s, GRADE]:
             return False
-        add_weight(a, n)
         forget_object(a, g, old, -1)
-        drop_weight(a, n)
-    move(a.slot[STATE], s, COMMITTED)
-    a.columns[n, c] = s - a.slot_base[g]
-    a.slot[OWNER, s] = n
-    a.slot[OWNER_COL, s] = c
-    a.node[RESIDENT, n] += 1
+    move(a.slot, s, COMMITTED)
+    a.columns[n, c] = s - a.group[g, SLOT_BASE]
+    a.slot[s, OWNER] = n
+    a.slot[s, OWNER_COL] = c
+    a.node[n, RESIDENT] += 1
     a.counters[g, COMMITS] += 1
-    if a.slot[PINS, s] == 0:
-        link_lru(a, g, s)
-    add_weight(a, n)
+    if a.slot[s, PINS] == 0 and is_auxiliary(a, g, s):
+        link_auxiliary(a, g, s)
     return True
-
-
-@jit
-def hold_column(a: Arrays, n: int, c: int, g: int) -> int:
-    """Hold the object of column ``c`` and return its global slot."""
-    s = a.slot_base[g] + a.columns[n, c]
-    hold(a, g, s)
-    return s

@@ -3,110 +3,111 @@
 from __future__ import annotations
 
 from kvloom.core._jit import jit
-from kvloom.core.arrays import (
+from kvloom.core.arrays import Arrays
+from kvloom.core.eviction import evict_leaf
+from kvloom.core.fields import (
+    ANCHORS,
+    AUX_HEAD,
     BLOCK_TOKENS,
+    COL_BASE,
+    COLUMNS,
     DEPTH,
     FIRST_CHECKPOINT,
     FIRST_CHILD,
-    LRU_HEAD,
+    HEAP_SIZE,
+    MISSES,
     NTOKENS,
-    PINNED,
     RESIDENT,
     ROOT,
     RULE,
     RULE_PREFIX,
     RULE_SNAPSHOT,
+    SLOT_BASE,
     USED,
-    WEIGHT,
-    Arrays,
 )
-from kvloom.core.eviction import evict_object
 from kvloom.core.prefix_index import forget_object, free_node
 from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
-from kvloom.types import AnyArray
+from kvloom.types import SLOT_EVICTED, AnyArray
 
 
 @jit
 def object_begin(a: Arrays, n: int, c: int, g: int) -> int:
     """Token at which the object of column ``c`` begins; a snapshot "begins" where it was taken."""
     segment = a.tokens.shape[1]
-    is_segment = a.node[NTOKENS, n] == segment
-    start = (a.node[DEPTH, n] - 1 if is_segment else a.node[DEPTH, n]) * segment
-    if a.group[RULE, g] == RULE_SNAPSHOT:
-        return start + a.node[NTOKENS, n]
-    return start + (c - a.col_base[g]) * a.group[BLOCK_TOKENS, g]
+    is_segment = a.node[n, NTOKENS] == segment
+    start = (a.node[n, DEPTH] - 1 if is_segment else a.node[n, DEPTH]) * segment
+    if a.group[g, RULE] == RULE_SNAPSHOT:
+        return start + a.node[n, NTOKENS]
+    return start + (c - a.group[g, COL_BASE]) * a.group[g, BLOCK_TOKENS]
 
 
 @jit
 def forget(a: Arrays, root: int, group: int, at: int, code: int) -> int:
     """Forget objects, leaving ``code``: of one root or all (-1), one group or all (-1), one position or all (-1)."""
     count = 0
-    for n in range(a.node.shape[1]):
-        if a.node[NTOKENS, n] < 1 or a.node[RESIDENT, n] == 0 or (root >= 0 and a.node[ROOT, n] != root):
+    for n in range(a.node.shape[0]):
+        if a.node[n, NTOKENS] < 1 or a.node[n, RESIDENT] == 0 or (root >= 0 and a.node[n, ROOT] != root):
             continue
-        for g in range(a.group.shape[1]):
+        for g in range(a.group.shape[0]):
             if group >= 0 and g != group:
                 continue
-            for c in range(a.col_base[g], a.col_base[g + 1]):
+            first = a.group[g, COL_BASE]
+            for c in range(first, first + a.group[g, COLUMNS]):
                 local = a.columns[n, c]
                 if local >= 0 and (at < 0 or object_begin(a, n, c, g) == at):
-                    forget_object(a, g, a.slot_base[g] + local, code)
+                    forget_object(a, g, a.group[g, SLOT_BASE] + local, code)
                     count += 1
     return count
 
 
 @jit
-def _bytes_used(a: Arrays, slot_bytes: AnyArray) -> int:
+def bytes_used(a: Arrays, slot_bytes: AnyArray) -> int:
+    """Bytes of the slots that are not free."""
     total = 0
-    for g in range(a.group.shape[1]):
-        total += a.group[USED, g] * slot_bytes[g]
+    for g in range(a.group.shape[0]):
+        total += a.group[g, USED] * slot_bytes[g]
     return total
 
 
 @jit
 def evict_bytes(a: Arrays, slot_bytes: AnyArray, wanted: int) -> int:
-    """Evict the globally oldest objects until ``wanted`` bytes are free that were not; returns the bytes freed."""
-    before = _bytes_used(a, slot_bytes)
+    """Evict the oldest things until ``wanted`` bytes are free that were not; returns the bytes freed."""
+    before = bytes_used(a, slot_bytes)
     freed = 0
     while freed < wanted:
         oldest = -1
-        for g in range(a.group.shape[1]):
-            head = a.group[LRU_HEAD, g]
-            if head >= 0 and (oldest < 0 or a.stamp[head] < a.stamp[a.group[LRU_HEAD, oldest]]):
+        for g in range(a.group.shape[0]):
+            head = a.group[g, AUX_HEAD]
+            if head >= 0 and (oldest < 0 or a.slot_stamp[head] < a.slot_stamp[a.group[oldest, AUX_HEAD]]):
                 oldest = g
-        if oldest < 0:
+        leaf = a.heap[0] if a.scalars[HEAP_SIZE] > 0 else -1
+        if oldest < 0 and leaf < 0:
             break
-        evict_object(a, oldest, a.group[LRU_HEAD, oldest])
-        freed = before - _bytes_used(a, slot_bytes)
+        if oldest >= 0 and (leaf < 0 or a.slot_stamp[a.group[oldest, AUX_HEAD]] <= a.node_stamp[leaf]):
+            forget_object(a, oldest, a.group[oldest, AUX_HEAD], SLOT_EVICTED)
+        else:
+            evict_leaf(a, leaf)
+        freed = before - bytes_used(a, slot_bytes)
     return freed
 
 
 @jit
-def held_bytes(a: Arrays, slot_bytes: AnyArray) -> int:
-    """Bytes of slots that are in use and not evictable."""
-    total = 0
-    for g in range(a.group.shape[1]):
-        total += a.group[PINNED, g] * slot_bytes[g]
-    return total
-
-
-@jit
-def count_misses(a: Arrays, limit: int, reused: int, column: int) -> None:
+def count_misses(a: Arrays, limit: int, reused: int) -> None:
     """Count, per group, the objects that resuming at ``limit`` would have needed beyond the hit at ``reused``."""
-    for g in range(a.group.shape[1]):
-        if a.group[RULE, g] == RULE_SNAPSHOT:
+    for g in range(a.group.shape[0]):
+        if a.group[g, RULE] == RULE_SNAPSHOT:
             if reused < limit and snapshot_needed(a, g, limit):
-                a.counters[g, column] += 1
+                a.counters[g, MISSES] += 1
             continue
         first = first_block_needed(a, g, limit)
-        had = blocks_at(a, g, reused) if a.group[RULE, g] == RULE_PREFIX else max(first, blocks_at(a, g, reused))
-        a.counters[g, column] += max(0, blocks_at(a, g, limit) - max(first, had))
+        had = blocks_at(a, g, reused) if a.group[g, RULE] == RULE_PREFIX else max(first, blocks_at(a, g, reused))
+        a.counters[g, MISSES] += max(0, blocks_at(a, g, limit) - max(first, had))
 
 
 @jit
 def free_empty_root(a: Arrays, root: int) -> bool:
     """Free a namespace's root that nothing hangs on; False when something does."""
-    if a.node[WEIGHT, root] > 0 or a.node[FIRST_CHILD, root] >= 0 or a.node[FIRST_CHECKPOINT, root] >= 0:
+    if a.node[root, ANCHORS] > 0 or a.node[root, FIRST_CHILD] >= 0 or a.node[root, FIRST_CHECKPOINT] >= 0:
         return False
     free_node(a, root)
     return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvloom.core.arrays import Arrays
+from kvloom.core.fields import FIRST_CHECKPOINT, FIRST_CHILD, NTOKENS
 from kvloom.core.hybrid_match import FAULT_GRADE, diagnose, known_prefix
 from kvloom.plan import Explanation, Limit
 from kvloom.spec.model_spec import ModelSpec
@@ -21,10 +22,10 @@ def explain(
     known, checkpoint = (int(v) for v in known_prefix(arrays, path, depth, prompt, limit))
     limits: list[Limit] = []
     end = depth * spec.segment_tokens
-    candidate = end if checkpoint < 0 else end + int(arrays.ntokens[checkpoint])
+    candidate = end if checkpoint < 0 else end + int(arrays.node[checkpoint, NTOKENS])
     if candidate > reused:
         limits += _faults(spec, arrays, path, depth, checkpoint, floor)
-    if known == 0 and arrays.first_child[path[0]] < 0 and arrays.first_checkpoint[path[0]] < 0:
+    if known == 0 and arrays.node[path[0], FIRST_CHILD] < 0 and arrays.node[path[0], FIRST_CHECKPOINT] < 0:
         limits.append(Limit(Reason.EMPTY, 0))
     elif known < limit:
         limits.append(Limit(Reason.TOKENS, known))

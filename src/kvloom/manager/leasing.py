@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvloom.core.arrays import RULE_SNAPSHOT
 from kvloom.core.block_pool import hold, release
 from kvloom.core.eviction import take_or_evict
-from kvloom.core.page_table import put, slot_at
+from kvloom.core.fields import BLOCK_TOKENS, GRADE, RULE, RULE_SNAPSHOT
+from kvloom.core.page_table import FIRST, LAST, put, slot_at
 from kvloom.manager.tickets import Copy
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def take(manager: Manager, row: int, g: int, block: int) -> int:
     if s < 0:
         raise NoSlot(g)
     put(a, r, row, g, block, s)
-    r.last[row, g] = max(int(r.last[row, g]), block + 1)
+    r.span[row, g, LAST] = max(int(r.span[row, g, LAST]), block + 1)
     return s
 
 
@@ -40,11 +40,11 @@ def take_live(manager: Manager, row: int, snapshots: dict[int, int]) -> list[Cop
     """A live slot per snapshot group, filled from its snapshot or with zeros."""
     a = manager.arrays
     copies = []
-    for g in np.flatnonzero(a.rule == RULE_SNAPSHOT).tolist():
+    for g in np.flatnonzero(a.group[:, RULE] == RULE_SNAPSHOT).tolist():
         live = take(manager, row, g, 0)
         source = snapshots.get(g, -1)
         if source >= 0:
-            a.grade[live] = a.grade[source]
+            a.slot[live, GRADE] = a.slot[source, GRADE]
         copies.append(Copy(g, source, live))
     return copies
 
@@ -60,10 +60,10 @@ def own_checkpoint_blocks(
         return [], []
     a, r = manager.arrays, manager.rows
     copies, ready = [], []
-    for g in np.flatnonzero(a.rule != RULE_SNAPSHOT).tolist():
-        size = int(a.block_tokens[g])
+    for g in np.flatnonzero(a.group[:, RULE] != RULE_SNAPSHOT).tolist():
+        size = int(a.group[g, BLOCK_TOKENS])
         origin = hit.depth * manager.spec.segment_tokens // size
-        for block in range(max(origin, int(r.first[row, g])), int(r.last[row, g])):
+        for block in range(max(origin, int(r.span[row, g, FIRST])), int(r.span[row, g, LAST])):
             shared = int(slot_at(a, r, row, g, block))
             hold(a, g, shared)
             replaced.append((g, shared))
@@ -72,7 +72,7 @@ def own_checkpoint_blocks(
                 raise NoSlot(g)
             release(a, g, shared)
             put(a, r, row, g, block, own)
-            a.grade[own] = a.grade[shared]
+            a.slot[own, GRADE] = a.slot[shared, GRADE]
             copies.append(Copy(g, shared, own))
             if (block + 1) * size <= hit.position:
                 ready.append(own)

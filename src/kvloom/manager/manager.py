@@ -13,16 +13,40 @@ import numpy as np
 
 from kvloom.config import Device
 from kvloom.core import sweep
-from kvloom.core.arrays import CLOCK, MISSES, Arrays, allocate
+from kvloom.core.arrays import Arrays, allocate
 from kvloom.core.block_pool import release
 from kvloom.core.eviction import make_node_room
+from kvloom.core.fields import (
+    ANCHORS,
+    CLOCK,
+    COL_BASE,
+    COLUMNS,
+    FIRST_CHECKPOINT,
+    FIRST_CHILD,
+    NTOKENS,
+    PARENT,
+    PINS,
+    RULE,
+    RULE_PREFIX,
+    RULE_SNAPSHOT,
+    SLOT_BASE,
+    STATE,
+)
 from kvloom.core.geometry import fits, plan_geometry, smallest_arena
 from kvloom.core.hybrid_match import best_boundary, walk
 from kvloom.core.integrity import check_books
+from kvloom.core.lifecycle import QUARANTINED
 from kvloom.core.namespace import ExtraKey, encode_namespace
-from kvloom.core.page_table import Rows, allocate_rows
-from kvloom.core.prefix_index import take_node
-from kvloom.errors import CapacityError, ConfigError, InputError, SequenceError, WrongThreadError
+from kvloom.core.page_table import EPOCH, Rows, allocate_rows
+from kvloom.core.prefix_index import reap, take_node
+from kvloom.core.progress import BAD_TOKEN, BUSY, TOO_LONG, begin_step, finish_step
+from kvloom.errors import (
+    CapacityError,
+    ConfigError,
+    InputError,
+    SequenceError,
+    WrongThreadError,
+)
 from kvloom.manager.explain import explain
 from kvloom.manager.sequence import CachedSequence
 from kvloom.manager.stats import Stats, collect_stats
@@ -30,11 +54,19 @@ from kvloom.manager.tickets import Tickets
 from kvloom.plan import ArenaGeometry, CopyPlan, Explanation
 from kvloom.spec.footprint import peak_bytes
 from kvloom.spec.model_spec import ModelSpec
-from kvloom.types import SLOT_CLEARED, SLOT_QUARANTINED, AnyArray, Grade, Int32Array, IntArray, Kind, ObjectState
+from kvloom.types import (
+    SLOT_CLEARED,
+    SLOT_QUARANTINED,
+    AnyArray,
+    Grade,
+    Int32Array,
+    Kind,
+)
 from kvloom.verify.abi import layout_identity
 from kvloom.verify.hit import VerifiedHit, verify
 
 POLICIES = ("lru",)
+_STEP_GRADE = int(Grade.FAITHFUL)
 
 
 @dataclass(slots=True)
@@ -44,6 +76,16 @@ class Namespace:
     root: int
     salt: bytes
     layout: bytes
+
+
+@dataclass(slots=True)
+class Batch:
+    """Sequences that decode together; made by ``Manager.batch``."""
+
+    sequences: tuple[CachedSequence, ...]
+    rows: Int32Array
+    ended: Int32Array
+    checked: int
 
 
 class Manager:
@@ -92,10 +134,13 @@ class Manager:
         self.rows: Rows = allocate_rows(spec, self.geometry, max_sequences)
         self.tickets = Tickets(self.arrays)
         self._namespaces: dict[bytes, Namespace] = {}
+        self._admitted = 0
+        self._changes = 0
         self._free_rows = list(range(max_sequences - 1, -1, -1))
         self._running: dict[int, CachedSequence] = {}
         self._path: Int32Array = np.zeros(nodes + 1, dtype=np.int32)
-        self._scratch: IntArray = np.zeros((2, len(spec.groups)), dtype=np.int64)
+        self.snapshot_groups: list[int] = np.flatnonzero(self.arrays.group[:, RULE] == RULE_SNAPSHOT).tolist()
+        self._vocabulary = spec.vocab_size or 2**31
         self._thread_id = thread_id
         self._owner = thread_id() if thread_id else 0
 
@@ -122,20 +167,21 @@ class Manager:
             CapacityError: the prompt cannot fit, or not beside what is running now.
         """
         self.enter()
+        self.tick()
         prompt = self.checked_tokens(tokens)
         self._admit(len(prompt))
         name = encode_namespace(salt, extra_keys, self.layout)
         namespace = self._namespace(name, salt)
         limit = len(prompt) - 1
         depth = walk(self.arrays, namespace.root, prompt, limit, self._path)
-        found = best_boundary(self.arrays, self._path, depth, prompt, limit, int(floor), self._scratch)
+        found = best_boundary(self.arrays, self._path, depth, prompt, limit, int(floor))
         position, at, checkpoint = (int(v) for v in found)
         hit = verify(
             self.arrays, self.geometry, self._path, at, checkpoint, position, floor, (namespace.layout, self.layout)
         )
         explanation = explain(self.spec, self.arrays, self._path, depth, prompt, hit.position, floor)
         sequence = self._start(hit, prompt, floor, explanation)
-        sweep.count_misses(self.arrays, limit, position, MISSES)
+        sweep.count_misses(self.arrays, limit, position)
         return sequence
 
     def _start(self, hit: VerifiedHit, prompt: Int32Array, floor: Grade, explanation: Explanation) -> CachedSequence:
@@ -180,6 +226,8 @@ class Manager:
         """Give a closed sequence's row back (called by ``CachedSequence.close``)."""
         del self._running[row]
         self._free_rows.append(row)
+        self.changed()
+        self._reap()
 
     def complete(self, plan: CopyPlan) -> None:
         """The copies of ``plan`` were executed: publish what it carries.
@@ -202,6 +250,74 @@ class Manager:
                 sequence.plan_abandoned(plan.ticket)
         self.tickets.abandon(plan.ticket)
 
+    # ---------------------------------------------------------------- decode steps
+
+    def batch(self, sequences: Sequence[CachedSequence]) -> Batch:
+        """The sequences of a decode batch, prepared once for many ``step`` calls.  Raises SequenceError if one cannot go on."""
+        self.enter()
+        for sequence in sequences:
+            sequence.require_usable()
+        rows = np.array([s.row for s in sequences], dtype=np.int32)
+        if len(set(rows.tolist())) != len(rows):
+            raise SequenceError("a sequence is in the batch twice; fork it to decode it twice")
+        return Batch(tuple(sequences), rows, np.empty_like(rows), self._changes)
+
+    def step(self, batch: Batch, tokens: Int32Array) -> tuple[CopyPlan, ...]:
+        """One decode step of a whole batch in one call.
+
+        The token that the step before reserved was computed in every sequence (at best FAITHFUL); now one more is reserved
+        for each: ``tokens`` int32 [batch].  ``finish`` commits the last one.
+
+        Returns the snapshot copies to run before the next forward, usually none.  CapacityError, InputError and SequenceError
+        reserve nothing; what was committed stays, without the snapshots that nobody could copy then.
+        """
+        if tokens.dtype != np.int32 or tokens.shape != batch.rows.shape:
+            raise InputError(f"a step takes int32 tokens of shape {batch.rows.shape}, not {tokens.dtype} {tokens.shape}")
+        plans = self.finish(batch)
+        place, why = begin_step(
+            self.arrays, self.rows, batch.rows, tokens, self._vocabulary, self.spec.max_positions or 0
+        )
+        if place >= 0:
+            for plan in plans:
+                self.tickets.abandon(plan.ticket)
+            raise self._refused(batch.sequences[place], int(tokens[place]), int(why))
+        return plans
+
+    def _refused(self, sequence: CachedSequence, token: int, why: int) -> CapacityError | InputError | SequenceError:
+        """Why a step could not go on with ``sequence``."""
+        length = sequence.length
+        if why == BAD_TOKEN:
+            return InputError(f"token {token} after {length} is outside the vocabulary, 0 to {self._vocabulary - 1}")
+        if why == TOO_LONG:
+            return InputError(f"{length + 1} tokens are more than the {self.spec.max_positions} positions of {self.spec.name}")
+        if why == BUSY:
+            return SequenceError("the last append to a sequence of the batch was neither committed nor rolled back")
+        return self.no_room(why, length + 1, f"decode one token after {length}")
+
+    def finish(self, batch: Batch) -> tuple[CopyPlan, ...]:
+        """Commit the token that the last ``step`` reserved in every sequence; returns snapshot copies like ``step``."""
+        self.enter()
+        if batch.checked != self._changes:
+            for sequence in batch.sequences:
+                sequence.require_usable()
+            batch.checked = self._changes
+        self.tick()
+        rows, ended = batch.rows, batch.ended
+        place, count = finish_step(self.arrays, self.rows, rows, 0, _STEP_GRADE, ended, 0)
+        while place < len(rows):  # the index is full
+            row = int(rows[place])
+            if self._running[row].publish_stepped():
+                ended[count] = row
+                count += 1
+            place, count = finish_step(self.arrays, self.rows, rows, place + 1, _STEP_GRADE, ended, count)
+        if not count or not self.snapshot_groups:
+            return ()
+        return tuple(self._running[row].keep_snapshot() for row in ended[:count].tolist())
+
+    def changed(self) -> None:
+        """A sequence ended or broke: batches check theirs again."""
+        self._changes += 1
+
     # ---------------------------------------------------------------- room
 
     def peak_bytes(self, tokens: int) -> int:
@@ -210,10 +326,28 @@ class Manager:
 
     def in_use(self) -> int:
         """Bytes of the slots that cannot be evicted now."""
-        return sweep.held_bytes(self.arrays, self.geometry.slot_bytes)
+        a = self.arrays
+        held = a.slot[:, PINS] > 0
+        seen: set[int] = set()
+        for n in [*(sequence.node for sequence in self._running.values()), *self.tickets.nodes()]:
+            while n >= 0 and n not in seen:
+                seen.add(n)
+                whole = a.node[n, NTOKENS] == self.spec.segment_tokens
+                for g in range(len(a.group)):
+                    if a.group[g, RULE] == RULE_PREFIX or not whole:
+                        first = int(a.group[g, COL_BASE])
+                        here = a.columns[n, first : first + a.group[g, COLUMNS]]
+                        held[a.group[g, SLOT_BASE] + here[here >= 0]] = True
+                n = int(a.node[n, PARENT])
+        groups = np.repeat(np.arange(len(a.group)), self.geometry.num_slots)
+        return int((np.bincount(groups[held], minlength=len(a.group)) * self.geometry.slot_bytes).sum())
 
     def _admit(self, tokens: int) -> None:
-        if not fits(self.spec, self.geometry, tokens):
+        if tokens <= self._admitted:
+            return
+        if fits(self.spec, self.geometry, tokens):
+            self._admitted = tokens
+        else:
             needed = smallest_arena(self.spec, tokens)
             raise CapacityError(
                 f"a prompt of {tokens} tokens can never fit into the device tier of {self.cap} bytes; its state takes "
@@ -251,11 +385,13 @@ class Manager:
         if salt is not None and not isinstance(salt, bytes):
             raise InputError(f"salt must be bytes or None, not {type(salt).__name__}; encode it first")
         self.tick()
-        return sum(
+        count = sum(
             int(sweep.forget(self.arrays, ns.root, -1, -1, SLOT_CLEARED))
             for ns in self._namespaces.values()
             if salt is None or ns.salt == salt
         )
+        self._reap()
+        return count
 
     def drop(self, what: Kind | str, position: int | None = None, *, quarantine: bool = False) -> int:
         """Forget the objects of one kind or group, everywhere or where they begin at token ``position``.
@@ -272,16 +408,22 @@ class Manager:
         self.tick()
         code = SLOT_QUARANTINED if quarantine else SLOT_CLEARED
         at = -1 if position is None else position
-        dropped = sum(
+        count = sum(
             int(sweep.forget(self.arrays, -1, g, at, code))
             for g, group in enumerate(self.spec.groups)
             if what in (group.name, group.kind)
         )
         if quarantine:
-            failed = self.arrays.state == int(ObjectState.QUARANTINED)
+            failed = self.arrays.slot[:, STATE] == QUARANTINED
             for sequence in self._running.values():
                 sequence.distrust(failed)
-        return dropped
+        self._reap()
+        return count
+
+    def _reap(self) -> None:
+        """Give back what the index gave up while sequences that have ended since could still read it."""
+        oldest = min((int(self.rows.state[row, EPOCH]) for row in self._running), default=self.now() + 1)
+        reap(self.arrays, oldest)
 
     # ---------------------------------------------------------------- looking
 
@@ -314,6 +456,10 @@ class Manager:
     def tick(self) -> None:
         """Advance the logical clock that orders evictions."""
         self.arrays.scalars[CLOCK] += 1
+
+    def now(self) -> int:
+        """The logical clock."""
+        return int(self.arrays.scalars[CLOCK])
 
     def checked_tokens(self, tokens: AnyArray, already: int = 0) -> Int32Array:
         """``tokens`` as int32, or InputError: what, where, how to fix it.  ``already``: tokens before them."""
@@ -349,7 +495,7 @@ class Manager:
             root = int(take_node(self.arrays))
         if root < 0:
             raise CapacityError(
-                f"the prefix index is full ({len(self.arrays.parent)} nodes, all in use); "
+                f"the prefix index is full ({len(self.arrays.node)} nodes, all in use); "
                 "make the manager with more max_nodes",
                 needed=0,
                 cap=self.cap,
@@ -364,7 +510,7 @@ class Manager:
         """Free a place in a full index: forget empty namespaces, else evict.  False when every node is in use."""
         a = self.arrays
         roots = np.array([ns.root for ns in self._namespaces.values()], dtype=np.int64)
-        empty = (a.weight[roots] == 0) & (a.first_child[roots] < 0) & (a.first_checkpoint[roots] < 0)
+        empty = (a.node[roots, ANCHORS] == 0) & (a.node[roots][:, [FIRST_CHILD, FIRST_CHECKPOINT]] < 0).all(axis=1)
         for name in [n for n, gone in zip(self._namespaces, empty.tolist(), strict=True) if gone]:
             sweep.free_empty_root(a, self._namespaces.pop(name).root)
         return bool(make_node_room(a))

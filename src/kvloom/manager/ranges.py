@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvloom.core.arrays import GRADE, STATE
+from kvloom.core.fields import GRADE, STATE
 from kvloom.core.page_table import slot_at
 from kvloom.types import Form, Grade, Kind, ObjectState
 
@@ -57,7 +57,7 @@ def _blocks(sequence: CachedSequence, g: int, group: GroupSpec) -> list[TokenRan
     for block in range(first, sequence.num_blocks(g)):
         slot = int(slot_at(a, r, sequence.row, g, block))
         start = block * group.block_tokens
-        grade, state = Grade(int(a.slot[GRADE, slot])), ObjectState(int(a.slot[STATE, slot]))
+        grade, state = Grade(int(a.slot[slot, GRADE])), ObjectState(int(a.slot[slot, STATE]))
         stop = min(start + group.block_tokens, end)
         pieces.append(TokenRange(group.name, group.kind, start, stop, form, grade, state))
     return pieces
@@ -70,5 +70,5 @@ def _live(sequence: CachedSequence, g: int, group: GroupSpec) -> TokenRange:
     multiple = group.needed_unless_multiple_of
     start = sequence.length // multiple * multiple if multiple else 0
     form = Form.UNCOMPRESSED if group.kind is Kind.TAIL else Form.COMPRESSED
-    grade, state = Grade(int(a.slot[GRADE, slot])), ObjectState(int(a.slot[STATE, slot]))
+    grade, state = Grade(int(a.slot[slot, GRADE])), ObjectState(int(a.slot[slot, STATE]))
     return TokenRange(group.name, group.kind, start, sequence.length, form, grade, state)

@@ -7,29 +7,58 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvloom.core.arrays import HITS, RULE_SNAPSHOT, RULE_WINDOW, UNKEPT, Arrays
+from kvloom.core.arrays import Arrays
 from kvloom.core.block_pool import hold
+from kvloom.core.fields import (
+    BLOCK_TOKENS,
+    COL_BASE,
+    GRADE,
+    HITS,
+    NTOKENS,
+    PARENT,
+    RATIO,
+    RULE,
+    RULE_SNAPSHOT,
+    SLOT_BASE,
+)
 from kvloom.core.page_table import (
+    DETACHED,
+    FIRST,
+    LAST,
+    LENGTH,
+    NODE,
+    OFFSET,
+    PENDING,
+    PUBLISHED,
+    SHARED,
+    STATE_GRADE,
+    STEPPED,
+    WIDTH,
     Rows,
     checkpoint_complete,
     checkpoint_lacks_room,
-    commit_segment,
     fork_lacks_room,
-    grow,
     lease,
     lease_lacks_room,
-    mark_computed,
     release_row,
     republish,
     reserve_sealed,
     reserve_snapshots,
     share_row,
     shrink,
+    shrink_windows,
     slot_at,
     stale,
 )
-from kvloom.core.prefix_index import add_weight, drop_weight, find_checkpoint, new_node
-from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
+from kvloom.core.prefix_index import (
+    add_anchor,
+    drop_anchor,
+    find_checkpoint,
+    new_node,
+    touch,
+)
+from kvloom.core.progress import commit, publish, reserve
+from kvloom.core.rules import blocks_at, snapshot_needed
 from kvloom.errors import SequenceError, StaleLeaseError
 from kvloom.manager.leasing import NoSlot, own_checkpoint_blocks, take, take_live
 from kvloom.manager.ranges import TokenRange, token_ranges
@@ -41,6 +70,8 @@ if TYPE_CHECKING:
     from kvloom.manager.manager import Manager
     from kvloom.verify.hit import VerifiedHit
 
+_NOTHING = CopyPlan(ticket=0)
+
 
 class CachedSequence:
     """One sequence.  Made by ``Manager.open`` and ``fork``; belongs to the manager's thread.
@@ -50,43 +81,25 @@ class CachedSequence:
 
     Attributes:
         reused: leading tokens that need no compute.
-        length: tokens whose state is computed.
-        grade: worst grade of the state so far; CANONICAL while nothing was computed or reused.
         floor: worst grade the request accepts.
         restore: copies to run before the first append.
         explanation: what the lookup found and what stopped it.
-        node: deepest index node this sequence has published or reused.
         row: its row of the block tables.
     """
 
-    def __init__(
-        self,
-        manager: Manager,
-        row: int,
-        tokens: Int32Array,
-        length: int,
-        node: int,
-        grade: Grade,
-        floor: Grade,
-        explanation: Explanation,
-    ) -> None:
+    def __init__(self, manager: Manager, row: int, floor: Grade, explanation: Explanation, reused: int) -> None:
+        """``row`` holds what the sequence has already; see ``lease`` and ``fork``."""
         self._manager = manager
-        self.row = row
-        self._tokens = np.empty(max(256, 2 * len(tokens)), dtype=np.int32)
-        self._tokens[: len(tokens)] = tokens
-        self._pending = 0
+        self._ids: Int32Array = np.empty(0, dtype=np.int32)
         self._broken = False
         self._closed = False
-        self._detached = False
-        self._committed = length // manager.spec.segment_tokens
-        self.reused = length
-        self.length = length
-        self.node = node
-        self.grade = grade
+        self._loose: list[Int32Array] = []
+        self._last_length, self._last_grade = reused, Grade.CANONICAL
+        self.row = row
+        self.reused = reused
         self.floor = floor
-        self.restore = CopyPlan(ticket=0)
-        self.explanation = replace(explanation, grade=grade) if length else explanation
-        add_weight(manager.arrays, node)
+        self.restore = _NOTHING
+        self.explanation = replace(explanation, grade=self.grade) if reused else explanation
 
     # ---------------------------------------------------------------- opening
 
@@ -97,16 +110,20 @@ class CachedSequence:
         """Hold everything ``hit`` needs and take the live slots; CapacityError leaves everything as it was."""
         a, r = manager.arrays, manager.rows
         worst = int(lease(a, r, row, hit.path, hit.depth, hit.checkpoint, hit.position))
-        end = hit.checkpoint if hit.checkpoint >= 0 else int(hit.path[hit.depth])
+        node = int(hit.path[hit.depth])
+        end = hit.checkpoint if hit.checkpoint >= 0 else node
+        if end != node:  # a checkpoint is used now, and may not go to make room for its own copies
+            add_anchor(a, end)
+            touch(a, end)
         snapshots = {
-            g: manager.arrays.slot_base[g] + a.columns[end, a.col_base[g]]
-            for g in range(len(a.rule))
-            if a.rule[g] == RULE_SNAPSHOT and snapshot_needed(a, g, hit.position)
+            g: int(a.group[g, SLOT_BASE] + a.columns[end, a.group[g, COL_BASE]])
+            for g in manager.snapshot_groups
+            if snapshot_needed(a, g, hit.position)
         }
         for g, source in snapshots.items():
             hold(a, g, source)
             a.counters[g, HITS] += 1
-            worst = min(worst, int(a.grade[source]))
+            worst = min(worst, int(a.slot[source, GRADE]))
         replaced: list[tuple[int, int]] = []
         try:
             full = int(lease_lacks_room(a, r, row, hit.depth * a.tokens.shape[1] if hit.checkpoint >= 0 else -1))
@@ -118,22 +135,22 @@ class CachedSequence:
             manager.release_slots(replaced)
             release_row(a, r, row)
             manager.release_slots(list(snapshots.items()))
+            if end != node:
+                drop_anchor(a, end)
+            drop_anchor(a, node)
             if isinstance(error, NoSlot):
                 raise manager.no_room(error.group, len(prompt), "open") from None
             raise
-        sequence = cls(
-            manager,
-            row,
-            prompt[: hit.position],
-            hit.position,
-            int(hit.path[hit.depth]),
-            Grade(worst),
-            floor,
-            explanation,
-        )
-        sequence.restore = manager.tickets.issue(copies + sealed, ready=ready)
+        r.state[row] = hit.position, 0, hit.depth, node, worst, manager.now(), 0, 0
+        tail = hit.position - hit.depth * manager.spec.segment_tokens
+        r.tail[row, :tail] = prompt[hit.position - tail : hit.position]
+        sequence = cls(manager, row, floor, explanation, hit.position)
+        if copies or sealed:
+            sequence.restore = manager.tickets.issue(copies + sealed, ready=ready)
         manager.release_slots(replaced)
         manager.release_slots(list(snapshots.items()))
+        if end != node:
+            drop_anchor(a, end)
         return sequence
 
     # ---------------------------------------------------------------- growing
@@ -145,16 +162,17 @@ class CachedSequence:
         SequenceError and then leaves everything as it was.
         """
         manager = self._usable()
-        if self._pending:
+        r = manager.rows
+        if r.state[self.row, PENDING]:
             raise SequenceError("the last append was neither committed nor rolled back")
-        ids = manager.checked_tokens(token_ids, self.length)
+        length = int(r.state[self.row, LENGTH])
+        ids = manager.checked_tokens(token_ids, length)
         manager.tick()
-        full = int(grow(manager.arrays, manager.rows, self.row, self.length, len(ids)))
+        full = reserve(manager.arrays, r, self.row, len(ids))
         if full >= 0:
-            raise manager.no_room(full, self.length + len(ids), f"append {len(ids)} tokens after {self.length}")
-        self._remember(ids)
-        self._pending = len(ids)
-        return CopyPlan(ticket=0)
+            raise manager.no_room(full, length + len(ids), f"append {len(ids)} tokens after {length}")
+        self._ids = ids.copy()  # the caller may use its buffer again before the commit
+        return _NOTHING
 
     def commit(self, grade: Grade = Grade.CANONICAL) -> CopyPlan:
         """The appended tokens were computed: publish every segment that they complete.
@@ -165,25 +183,22 @@ class CachedSequence:
         Returns the snapshot copies of the boundary; its unit is resumable once they are completed.
         """
         manager = self._usable()
-        if not self._pending:
-            raise SequenceError("nothing was appended since the last commit")
-        segment = manager.spec.segment_tokens
-        whole = self.length % segment == 0 and self._pending == segment
-        effective = min(grade, self.grade, Grade.CANONICAL if whole else Grade.FAITHFUL)
         a, r = manager.arrays, manager.rows
+        if not r.state[self.row, PENDING]:
+            raise SequenceError("nothing was appended since the last commit")
+        if r.state[self.row, STEPPED]:
+            raise SequenceError("the last token was reserved by a batch; finish the batch instead")
         manager.tick()
-        mark_computed(a, r, self.row, self.length, self._pending, int(effective))
-        self.length += self._pending
-        self.grade = Grade(effective)
-        self._pending = 0
-        self._publish_segments()
-        plan = CopyPlan(ticket=0)
-        if not self._detached and self.length == self._committed * segment:
-            plan = self._snapshot(self.node, asked=False)
-        for g in range(len(a.rule)):
-            if a.rule[g] == RULE_WINDOW:
-                shrink(a, r, self.row, g, int(first_block_needed(a, g, self.length)), int(r.last[self.row, g]))
-        return plan
+        used = commit(a, r, self.row, self._ids, int(grade))
+        if used < len(self._ids):
+            self._publish_rest(used)
+        elif r.state[self.row, DETACHED]:
+            self._loose.append(self._ids.copy())
+        if manager.snapshot_groups and not r.state[self.row, DETACHED]:
+            length, published = int(r.state[self.row, LENGTH]), int(r.state[self.row, PUBLISHED])
+            if length == published * manager.spec.segment_tokens:
+                return self._snapshot(asked=False)
+        return _NOTHING
 
     def rollback(self) -> None:
         """The appended tokens were not computed: give their slots back.
@@ -192,15 +207,15 @@ class CachedSequence:
         can only be closed afterwards.
         """
         manager = self._usable()
-        if not self._pending:
-            raise SequenceError("nothing was appended since the last commit")
         a, r = manager.arrays, manager.rows
-        self._pending = 0
-        for g in range(len(a.rule)):
-            if a.rule[g] == RULE_SNAPSHOT:
-                self._broken = True
+        if not r.state[self.row, PENDING]:
+            raise SequenceError("nothing was appended since the last commit")
+        r.state[self.row, [PENDING, STEPPED]] = 0
+        for g in range(len(a.group)):
+            if a.group[g, RULE] == RULE_SNAPSHOT:
+                self._break()
             else:
-                first = int(r.first[self.row, g])
+                first = int(r.span[self.row, g, FIRST])
                 shrink(a, r, self.row, g, first, max(first, int(blocks_at(a, g, self.length))))
 
     def checkpoint(self) -> CopyPlan:
@@ -209,15 +224,16 @@ class CachedSequence:
         Best effort: when there is no room the plan is empty and the pool's ``unkept`` counter grows.
         """
         manager = self._usable()
-        if self._pending:
+        state = manager.rows.state[self.row]
+        if state[PENDING]:
             raise SequenceError("commit or roll back the last append before a checkpoint")
-        if self._detached or self.length == 0:
-            return CopyPlan(ticket=0)
+        if state[DETACHED] or state[LENGTH] == 0:
+            return _NOTHING
         manager.tick()
-        republish(manager.arrays, manager.rows, self.row, self.node)
-        start = self._committed * manager.spec.segment_tokens
-        if self.length == start:
-            return self._snapshot(self.node, asked=True)
+        republish(manager.arrays, manager.rows, self.row)
+        start = int(state[PUBLISHED]) * manager.spec.segment_tokens
+        if state[LENGTH] == start:
+            return self._snapshot(asked=True)
         return self._seal(start)
 
     def fork(self) -> tuple[CachedSequence, CopyPlan]:
@@ -228,7 +244,7 @@ class CachedSequence:
         append (it is also ``child.restore``).
         """
         manager = self._usable()
-        if self._pending:
+        if manager.rows.state[self.row, PENDING]:
             raise SequenceError("commit or roll back the last append before a fork")
         manager.tick()
         child = manager.adopt_fork(self._fork_into)
@@ -241,41 +257,46 @@ class CachedSequence:
         manager = self._manager
         manager.enter()
         manager.tick()
+        self._last_length, self._last_grade, node = self.length, self.grade, self.node
         self._closed = True
         if not self._broken:
-            republish(manager.arrays, manager.rows, self.row, self.node)
+            republish(manager.arrays, manager.rows, self.row)
         release_row(manager.arrays, manager.rows, self.row)
-        drop_weight(manager.arrays, self.node)
+        touch(manager.arrays, node)
+        drop_anchor(manager.arrays, node)
         manager.retire(self.row)
 
     def plan_abandoned(self, ticket: int) -> None:
         """Told by the manager that plan ``ticket`` will not be executed: without its restore the sequence is broken."""
-        self._broken = self._broken or ticket == self.restore.ticket
+        if ticket == self.restore.ticket:
+            self._break()
 
     def distrust(self, failed: AnyArray) -> None:
         """Told by the manager which slots failed a check (bool, global slots): who reads one of them is broken."""
         a, r = self._manager.arrays, self._manager.rows
         reads = self._manager.tickets.slots(self.restore.ticket)
-        for g in range(len(a.rule)):
-            blocks = range(int(r.first[self.row, g]), int(r.last[self.row, g]))
+        for g in range(len(a.group)):
+            blocks = range(int(r.span[self.row, g, FIRST]), int(r.span[self.row, g, LAST]))
             reads += [int(slot_at(a, r, self.row, g, block)) for block in blocks]
-        self._broken = self._broken or bool(failed[np.array(reads, dtype=np.int64)].any())
+        if failed[np.array(reads, dtype=np.int64)].any():
+            self._break()
 
     # ---------------------------------------------------------------- reading
 
     def block_table(self, group: int) -> Int32Array:
         """int32 view of the row: entry ``i % len`` is the slot of logical block ``i``.  Address stable for life."""
         r = self._usable().rows
-        table: Int32Array = r.table[self.row, r.offset[group] : r.offset[group] + r.width[group]]
+        first = r.shape[group, OFFSET]
+        table: Int32Array = r.table[self.row, first : first + r.shape[group, WIDTH]]
         return table
 
     def first_block(self, group: int) -> int:
         """First logical block still held (0 except for windows)."""
-        return int(self._usable().rows.first[self.row, group])
+        return int(self._usable().rows.span[self.row, group, FIRST])
 
     def num_blocks(self, group: int) -> int:
         """One past the last logical block reserved."""
-        return int(self._usable().rows.last[self.row, group])
+        return int(self._usable().rows.span[self.row, group, LAST])
 
     def live_slot(self, group: int) -> int:
         """The slot that the engine updates in place (snapshot groups)."""
@@ -289,12 +310,50 @@ class CachedSequence:
         """The core's arrays and rows, to read only."""
         return self._manager.arrays, self._manager.rows
 
+    def published_blocks(self, group: int) -> int:
+        """Leading logical blocks that belong to the index (0 for windows and snapshots).
+
+        When a commit publishes a block that the index has already, the row takes over the index's slot for it, so block
+        table entries below this bound may have changed since the commit before.
+        """
+        return int(self._usable().rows.span[self.row, group, SHARED])
+
+    @property
+    def length(self) -> int:
+        """Tokens whose state is computed."""
+        return int(self._manager.rows.state[self.row, LENGTH]) if not self._closed else self._last_length
+
+    @property
+    def grade(self) -> Grade:
+        """Worst grade of the state so far; CANONICAL while nothing was computed or reused."""
+        return Grade(int(self._manager.rows.state[self.row, STATE_GRADE])) if not self._closed else self._last_grade
+
+    @property
+    def node(self) -> int:
+        """Deepest index node that this sequence has published or reused."""
+        return int(self._manager.rows.state[self.row, NODE])
+
     @property
     def tokens(self) -> Int32Array:
-        """The ids of the computed tokens, int32 [length] (a read-only view: what is published is named by them)."""
-        view = self._tokens[: self.length]
-        view.flags.writeable = False
-        return view
+        """The ids of the computed tokens, int32 [length] (a read-only copy: what is published is named by them).
+
+        Raises SequenceError once closed, and when the index was full and a batch went on, since nobody kept the ids then.
+        """
+        if self._closed:
+            raise SequenceError("the sequence is closed; its ids are gone")
+        a, state = self._manager.arrays, self._manager.rows.state[self.row]
+        parts = []
+        n = int(state[NODE])
+        while a.node[n, NTOKENS] > 0:
+            parts.append(a.tokens[n])
+            n = int(a.node[n, PARENT])
+        left = int(state[LENGTH]) - len(parts) * self._manager.spec.segment_tokens
+        if state[DETACHED] and sum(map(len, self._loose)) != left:
+            raise SequenceError("the index was full, so the ids of this sequence were not kept")
+        end = self._loose if state[DETACHED] else [self._manager.rows.tail[self.row, :left]]
+        ids: Int32Array = np.concatenate([*parts[::-1], *end])
+        ids.flags.writeable = False
+        return ids
 
     @property
     def broken(self) -> bool:
@@ -305,6 +364,21 @@ class CachedSequence:
     def closed(self) -> bool:
         """True once closed."""
         return self._closed
+
+    def keep_snapshot(self) -> CopyPlan:
+        """The snapshots that the segment end just reached keeps (used by ``Manager.step``)."""
+        return self._snapshot(asked=False)
+
+    def publish_stepped(self) -> bool:
+        """Publish the segment that a step filled, though the index is full (used by ``Manager.step``); whether it did."""
+        state, segment = self._manager.rows.state[self.row], self._manager.spec.segment_tokens
+        self._ids = self._manager.rows.tail[self.row, segment - 1 :].copy()
+        self._publish_rest(0)
+        return not state[DETACHED]
+
+    def require_usable(self) -> None:
+        """Raise SequenceError when the sequence is closed, broken or not restored yet."""
+        self._usable()
 
     def check(self) -> None:
         """Raise StaleLeaseError if a slot this sequence holds was freed or reused since it took it."""
@@ -319,6 +393,10 @@ class CachedSequence:
 
     # ---------------------------------------------------------------- parts
 
+    def _break(self) -> None:
+        self._broken = True
+        self._manager.changed()
+
     def _usable(self) -> Manager:
         self._manager.enter()
         if self._closed:
@@ -332,35 +410,24 @@ class CachedSequence:
             raise SequenceError("the restore plan was not completed; run it and call Manager.complete first")
         return self._manager
 
-    def _remember(self, ids: Int32Array) -> None:
-        end = self.length + len(ids)
-        if end > len(self._tokens):
-            larger = np.empty(2 * end, dtype=np.int32)
-            larger[: self.length] = self._tokens[: self.length]
-            self._tokens = larger
-        self._tokens[self.length : end] = ids
-
-    def _publish_segments(self) -> None:
+    def _publish_rest(self, used: int) -> None:
+        """The index was full: make room and go on, or publish nothing more."""
         manager = self._manager
-        segment = manager.spec.segment_tokens
-        while not self._detached and (self._committed + 1) * segment <= self.length:
-            start = self._committed * segment
-            arguments = (manager.arrays, manager.rows, self.row, self.node, self._tokens, start)
-            node = int(commit_segment(*arguments))
-            if node < 0 and manager.make_node_room():
-                node = int(commit_segment(*arguments))
-            if node < 0:
-                self._detached = True
-                break
-            drop_weight(manager.arrays, self.node)
-            self.node = node
-            self._committed += 1
+        while used < len(self._ids) and manager.make_node_room():
+            used = publish(manager.arrays, manager.rows, self.row, self._ids, used)
+        if used < len(self._ids):
+            state = manager.rows.state[self.row]
+            state[DETACHED] = 1
+            left = int(state[LENGTH]) - int(state[PUBLISHED]) * manager.spec.segment_tokens
+            kept = left - (len(self._ids) - used)
+            self._loose = [manager.rows.tail[self.row, :kept].copy(), self._ids[used:].copy()]
+        shrink_windows(manager.arrays, manager.rows, self.row, self.length)
 
     def _reserved_snapshots(self, node: int, *, asked: bool) -> tuple[list[Copy], list[Publication]] | None:
         """Copies of the live slots into slots for ``node``; None when there is no room."""
         manager = self._manager
         a = manager.arrays
-        out = np.empty(len(a.rule), dtype=np.int64)
+        out = np.empty(len(a.group), dtype=np.int64)
         arguments = (a, manager.rows, self.row, node, self.length, asked, int(self.grade), out)
         if int(reserve_snapshots(*arguments)) >= 0:
             return None
@@ -368,78 +435,81 @@ class CachedSequence:
         for g in np.flatnonzero(out >= 0).tolist():
             live = int(slot_at(a, manager.rows, self.row, g, 0))
             copies.append(Copy(g, live, int(out[g])))
-            publish.append(Publication(node, int(a.col_base[g]), g, int(out[g])))
+            publish.append(Publication(node, int(a.group[g, COL_BASE]), g, int(out[g])))
         return copies, publish
 
-    def _snapshot(self, node: int, *, asked: bool) -> CopyPlan:
+    def _snapshot(self, *, asked: bool) -> CopyPlan:
+        node = self.node
         found = self._reserved_snapshots(node, asked=asked)
         if found is None or not found[0]:
-            return CopyPlan(ticket=0)
-        add_weight(self._manager.arrays, node)
+            return _NOTHING
+        add_anchor(self._manager.arrays, node)
         return self._manager.tickets.issue(found[0], publish=found[1], node=node)
 
     def _seal(self, start: int) -> CopyPlan:
         manager = self._manager
         a, r = manager.arrays, manager.rows
         count = self.length - start
-        node = int(find_checkpoint(a, self.node, self._tokens, start, count))
+        tail = r.tail[self.row]
+        node = int(find_checkpoint(a, self.node, tail, 0, count))
         if node >= 0:
             if checkpoint_complete(a, node, start, self.length, int(self.grade)):
-                return CopyPlan(ticket=0)
-            add_weight(a, node)
+                return _NOTHING
+            add_anchor(a, node)
         else:
-            node = int(new_node(a, self.node, self._tokens, start, count))
+            node = int(new_node(a, self.node, tail, 0, count))
             if node < 0 and manager.make_node_room():
-                node = int(new_node(a, self.node, self._tokens, start, count))
+                node = int(new_node(a, self.node, tail, 0, count))
             if node < 0:
-                return CopyPlan(ticket=0)
-        full = int(checkpoint_lacks_room(a, node, start, self.length, int(self.grade)))
-        if full >= 0:
-            a.counters[full, UNKEPT] += 1
-            drop_weight(a, node)
-            return CopyPlan(ticket=0)
+                return _NOTHING
+        if int(checkpoint_lacks_room(a, node, start, self.length, int(self.grade))) >= 0:
+            drop_anchor(a, node)
+            return _NOTHING
         sealed = np.empty((a.columns.shape[1], 4), dtype=np.int64)
         blocks = int(reserve_sealed(a, r, self.row, start, self.length, sealed))
         snapshots = self._reserved_snapshots(node, asked=True) if blocks >= 0 else None
         if snapshots is None:
             manager.release_slots([(g, s) for g, _, _, s in sealed[: max(blocks, 0)].tolist()])
-            drop_weight(a, node)
-            return CopyPlan(ticket=0)
+            drop_anchor(a, node)
+            return _NOTHING
         copies, publish = snapshots
         for g, block, source, target in sealed[:blocks].tolist():
             per_block = manager.spec.groups[g].block_entries
-            left = self.length // int(a.ratio[g]) - block * per_block
+            left = self.length // int(a.group[g, RATIO]) - block * per_block
             copies.append(Copy(g, source, target, left if left < per_block else -1))
-            column = int(a.col_base[g]) + block - start // int(a.block_tokens[g])
+            column = int(a.group[g, COL_BASE]) + block - start // int(a.group[g, BLOCK_TOKENS])
             publish.append(Publication(node, column, g, target))
         return manager.tickets.issue(copies, publish=publish, node=node)
 
     def _fork_into(self, row: int) -> CachedSequence:
         manager = self._manager
         a, r = manager.arrays, manager.rows
+        segment = manager.spec.segment_tokens
+        detached = bool(r.state[self.row, DETACHED])
         # a block can only be published below one node, so an unpublished one is not shared
-        share_row(a, r, self.row, row, self.length if self._detached else self._committed * manager.spec.segment_tokens)
+        share_row(a, r, self.row, row, self.length if detached else int(r.state[self.row, PUBLISHED]) * segment)
         copies, ready = [], []
         try:
             full = int(fork_lacks_room(a, r, self.row, row))
             if full >= 0:
                 raise NoSlot(full)
-            for g in range(len(a.rule)):
-                for block in range(int(r.last[row, g]), int(r.last[self.row, g])):
+            for g in range(len(a.group)):
+                for block in range(int(r.span[row, g, LAST]), int(r.span[self.row, g, LAST])):
                     source = int(slot_at(a, r, self.row, g, block))
                     own = take(manager, row, g, block)
-                    a.grade[own] = a.grade[source]
+                    a.slot[own, GRADE] = a.slot[source, GRADE]
                     copies.append(Copy(g, source, own))
-                    if a.rule[g] != RULE_SNAPSHOT and (block + 1) * int(a.block_tokens[g]) <= self.length:
+                    if a.group[g, RULE] != RULE_SNAPSHOT and (block + 1) * int(a.group[g, BLOCK_TOKENS]) <= self.length:
                         ready.append(own)
         except BaseException as error:
             release_row(a, r, row)
             if isinstance(error, NoSlot):
                 raise manager.no_room(error.group, self.length, "fork") from None
             raise
-        child = CachedSequence(
-            manager, row, self.tokens, self.length, self.node, self.grade, self.floor, self.explanation
-        )
-        child._committed, child._detached = self._committed, self._detached
+        r.state[row] = r.state[self.row]
+        r.tail[row] = r.tail[self.row]
+        add_anchor(a, self.node)
+        child = CachedSequence(manager, row, self.floor, self.explanation, self.length)
+        child._loose = list(self._loose)
         child.restore = manager.tickets.issue(copies, ready=ready)
         return child

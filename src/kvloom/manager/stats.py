@@ -6,7 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvloom.core.arrays import ALLOCS, COMMITS, EVICTIONS, HITS, MISSES, NODES_USED, UNKEPT, Arrays
+from kvloom.core.arrays import Arrays
+from kvloom.core.fields import (
+    ALLOCS,
+    COMMITS,
+    EVICTIONS,
+    HITS,
+    MISSES,
+    NODES_USED,
+    SLOT_BASE,
+    STATE,
+    UNKEPT,
+    USED,
+)
 from kvloom.core.lifecycle import COMMITTED
 from kvloom.manager.tickets import Tickets
 from kvloom.plan import ArenaGeometry
@@ -56,9 +68,9 @@ def collect_stats(spec: ModelSpec, arrays: Arrays, geometry: ArenaGeometry, cap:
     """Fold the arrays of the core into ``Stats``."""
     totals: dict[Kind, np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
     for g, group in enumerate(spec.groups):
-        first, last = int(arrays.slot_base[g]), int(arrays.slot_base[g + 1])
-        here = slice(first, last)
-        objects = int(np.count_nonzero((arrays.state[here] == COMMITTED) & (arrays.owner[here] >= 0)))
+        first = int(arrays.group[g, SLOT_BASE])
+        here = slice(first, first + int(geometry.num_slots[g]))
+        objects = int(np.count_nonzero(arrays.slot[here, STATE] == COMMITTED))
         counters = arrays.counters[g]
         row = [int(counters[i]) for i in (HITS, MISSES, EVICTIONS, COMMITS, ALLOCS, UNKEPT)]
         row += [objects, objects * group.slot_bytes]
@@ -68,7 +80,7 @@ def collect_stats(spec: ModelSpec, arrays: Arrays, geometry: ArenaGeometry, cap:
         kinds={kind: KindStats(*(int(v) for v in values)) for kind, values in totals.items()},
         cap=cap,
         arena=geometry.arena_bytes,
-        used=int((arrays.used * geometry.slot_bytes).sum()),
+        used=int((arrays.group[:, USED] * geometry.slot_bytes).sum()),
         nodes=int(arrays.scalars[NODES_USED]),
         plans_open=len(tickets),
         completions_ignored=tickets.ignored,

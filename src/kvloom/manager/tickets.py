@@ -13,8 +13,9 @@ import numpy as np
 
 from kvloom.core.arrays import Arrays
 from kvloom.core.block_pool import hold, release
+from kvloom.core.fields import SLOT_BASE, STATE
 from kvloom.core.lifecycle import ALLOCATED, READY, move
-from kvloom.core.prefix_index import adopt, drop_weight
+from kvloom.core.prefix_index import adopt, drop_anchor, refresh_spine, touch
 from kvloom.plan import CopyPlan
 
 
@@ -73,18 +74,18 @@ class Tickets:
             copies: in the order in which they must run.
             ready: ALLOCATED destination slots that are whole blocks once copied.
             publish: slots that enter the index on completion; the ticket takes over one hold of each.
-            node: a node whose weight the ticket takes over.
+            node: a node whose anchor the ticket takes over.
         """
         if not copies:
             if node >= 0:
-                drop_weight(self._arrays, node)
+                drop_anchor(self._arrays, node)
             return CopyPlan(ticket=0)
         held = [(c.group, s) for c in copies for s in (c.src, c.dst) if s >= 0]
         for group, slot in held:
             hold(self._arrays, group, slot)
         self._last += 1
         self._open[self._last] = _Open(held, list(ready), list(publish), node)
-        base = self._arrays.slot_base
+        base = self._arrays.group[:, SLOT_BASE]
         return CopyPlan(
             ticket=self._last,
             group=np.array([c.group for c in copies], dtype=np.int32),
@@ -120,17 +121,19 @@ class Tickets:
         a = self._arrays
         if publish:
             for slot in opened.ready:
-                if a.state[slot] == ALLOCATED:
-                    move(a.state, slot, READY)
+                if a.slot[slot, STATE] == ALLOCATED:
+                    move(a.slot, slot, READY)
             for p in opened.publish:
-                move(a.state, p.slot, READY)
+                move(a.slot, p.slot, READY)
                 adopt(a, p.node, p.column, p.group, p.slot)
         for group, slot in opened.held:
             release(a, group, slot)
         for p in opened.publish:
             release(a, p.group, p.slot)
         if opened.node >= 0:
-            drop_weight(a, opened.node)
+            refresh_spine(a, opened.node)
+            touch(a, opened.node)
+            drop_anchor(a, opened.node)
 
     def holds(self) -> list[tuple[int, int]]:
         """Every (group, global slot) hold of the open tickets, for the integrity check."""
@@ -141,7 +144,7 @@ class Tickets:
         return found
 
     def nodes(self) -> list[int]:
-        """Every node that an open ticket gives weight to, for the integrity check."""
+        """Every node that an open ticket anchors, for the integrity check."""
         return [o.node for o in self._open.values() if o.node >= 0]
 
     def __len__(self) -> int:

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from dataclasses import InitVar, dataclass
 
-import numpy as np
-
 from kvloom.core.arrays import Arrays
-from kvloom.core.hybrid_match import diagnose
+from kvloom.core.fields import NTOKENS
+from kvloom.core.hybrid_match import first_bad_group
 from kvloom.errors import IntegrityError
 from kvloom.plan import ArenaGeometry
 from kvloom.types import Grade, Int32Array
@@ -60,16 +59,14 @@ def verify(
     ``layouts``: the identity stored with the namespace and the one of this manager.
     """
     segment = arrays.tokens.shape[1]
-    tail = 0 if checkpoint < 0 else int(arrays.ntokens[checkpoint])
+    tail = 0 if checkpoint < 0 else int(arrays.node[checkpoint, NTOKENS])
     if position != depth * segment + tail or tail >= segment:
         raise IntegrityError(f"LCM level: {position} is neither {depth} segments of {segment} tokens nor a checkpoint")
     if layouts[0] != layouts[1]:
         raise IntegrityError("kernel ABI level: the prefix was stored under another layout identity")
-    faults = np.zeros((len(arrays.rule), 2), dtype=np.int64)
-    diagnose(arrays, path, depth, int(floor), checkpoint, faults)
-    if faults[:, 1].any():
-        group = int(np.flatnonzero(faults[:, 1])[0])
-        raise IntegrityError(f"group level: group {group} has no object at token {faults[group, 0]}")
+    group = int(first_bad_group(arrays, path, depth, checkpoint, position, int(floor)))
+    if group >= 0:
+        raise IntegrityError(f"group level: group {group} lacks an object that resuming at token {position} needs")
     if ((geometry.base | geometry.page_bytes | geometry.slot_bytes) % SLOT_ALIGN).any():
         raise IntegrityError(f"byte level: slots are not aligned to {SLOT_ALIGN} bytes")
     return VerifiedHit(position, depth, checkpoint, path[: depth + 1].copy(), _DOOR)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvloom.plan import ArenaGeometry
@@ -16,7 +16,7 @@ ALLOCS, EVICTIONS, HITS, MISSES, COMMITS, UNKEPT = range(6)
 
 @dataclass(eq=False)
 class Slot:
-    """One slot.  ``released`` orders evictions: the clock of the last release, then the order of releases."""
+    """One slot.  ``released``: the clock of the last release, then the order of releases."""
 
     group: int
     index: int
@@ -27,16 +27,32 @@ class Slot:
     holders: int = 0
     owner: Node | None = None
     column: tuple[int, int] = (-1, -1)
+    auxiliary: bool = False
     released: tuple[int, int] = (0, 0)
 
     @property
     def evictable(self) -> bool:
-        """Cached, and nobody is using it."""
-        return self.state is ObjectState.COMMITTED and self.holders == 0
+        """Cached, nobody is using it, and nothing needs it: by itself, or with the leaf that it belongs to."""
+        if self.state is not ObjectState.COMMITTED or self.holders or self.owner is None:
+            return False
+        return self.auxiliary or self.owner.anchors == 0
+
+
+@dataclass
+class Page:
+    """``since``: the clock at which everything on it became evictable, if it is so."""
+
+    group: int | None = None
+    free: list[Slot] = field(default_factory=list)
+    since: int = 0
 
 
 class Arena:
-    """Slots of all groups.  A page belongs to one group while any slot of it is in use."""
+    """Slots of all groups.  A page belongs to one group while any slot of it is in use.
+
+    ``emptiable[g]``: pages of group ``g`` whose used slots can all be evicted now, in the order in which they became so.
+    ``held_on``: while pages are scarce, how many slots are held on each page that somebody holds a slot on.
+    """
 
     def __init__(self, geometry: ArenaGeometry) -> None:
         self.static = geometry.static_split
@@ -46,27 +62,34 @@ class Arena:
         for g, (count, per_page) in enumerate(zip(geometry.num_slots, geometry.slots_per_page, strict=True)):
             self.slots.append([Slot(g, i, g if self.static else i // int(per_page)) for i in range(int(count))])
         groups = len(self.slots)
-        pages = groups if self.static else int(geometry.num_slots[0] // geometry.slots_per_page[0])
-        self.page_group: list[int | None] = [None] * pages
-        self.page_free: list[list[Slot]] = [[] for _ in range(pages)]
+        count = groups if self.static else int(geometry.num_slots[0] // geometry.slots_per_page[0])
+        self.pages = [Page() for _ in range(count)]
         self.open_pages: list[list[int]] = [[] for _ in range(groups)]
-        self.free_pages = list(reversed(range(pages)))
+        self.emptiable: list[list[int]] = [[] for _ in range(groups)]
+        self.free_pages = list(reversed(range(count)))
+        self._loose: set[Slot] = set()
+        self._on_page = {
+            (g, page): [s for s in self.slots[g] if s.page == page] for g in range(groups) for page in range(count)
+        }
         self.counters = [[0] * 6 for _ in range(groups)]
-        self.frugal = False
+        self.held_on: dict[int, int] | None = None
         if self.static:
             self.free_pages = []
             for g in range(groups):
-                self.page_group[g] = g
+                self.pages[g].group = g
                 if self.slots[g]:
                     self._give_page_to(g, g)
 
     def on_page(self, group: int, page: int) -> list[Slot]:
         """The slots of ``group`` that lie on ``page``."""
-        return [slot for slot in self.slots[group] if slot.page == page]
+        return self._on_page[group, page]
+
+    def used_on(self, group: int, page: int) -> list[Slot]:
+        """Those in use."""
+        return [slot for slot in self.on_page(group, page) if slot.state is not ObjectState.FREE]
 
     def _give_page_to(self, group: int, page: int) -> None:
-        self.page_group[page] = group
-        self.page_free[page] = self.on_page(group, page)[::-1]
+        self.pages[page] = Page(group, self.on_page(group, page)[::-1])
         self.open_pages[group].insert(0, page)
 
     def take(self, group: int) -> Slot | None:
@@ -76,14 +99,15 @@ class Arena:
                 return None
             self._give_page_to(group, self.free_pages.pop())
         page = self.open_pages[group][0]
-        slot = self.page_free[page].pop()
-        if not self.page_free[page]:
+        slot = self.pages[page].free.pop()
+        if not self.pages[page].free:
             self.open_pages[group].remove(page)
         slot.state = ObjectState.ALLOCATED
         slot.generation += 1
         slot.holders = 1
         slot.grade = Grade.CANONICAL
         self.counters[group][ALLOCS] += 1
+        self._leave_emptiable(slot)
         return slot
 
     def give(self, slot: Slot) -> None:
@@ -91,19 +115,24 @@ class Arena:
         slot.state = ObjectState.FREE
         slot.generation += 1
         slot.owner = None
+        slot.auxiliary = False
         page = slot.page
-        if not self.page_free[page]:
+        if not self.pages[page].free:
             self.open_pages[slot.group].insert(0, page)
-        self.page_free[page].append(slot)
-        if not self.static and all(s.state is ObjectState.FREE for s in self.on_page(slot.group, page)):
+        self.pages[page].free.append(slot)
+        self._leave_emptiable(slot)
+        if not self.static and not self.used_on(slot.group, page):
             self.open_pages[slot.group].remove(page)
-            self.page_group[page] = None
-            self.page_free[page] = []
+            self.pages[page] = Page()
             self.free_pages.append(page)
+        else:
+            self._join_emptiable(slot)
+        self.settle()
 
     def hold(self, slot: Slot) -> None:
         """One more holder."""
         slot.holders += 1
+        self.settle()
 
     def release(self, slot: Slot) -> None:
         """One holder less; the last one frees a private slot and makes a cached one evictable."""
@@ -114,54 +143,30 @@ class Arena:
             else:
                 self._releases += 1
                 slot.released = (self.clock, self._releases)
+        self.settle()
 
-    def evictable(self, group: int) -> list[Slot]:
-        """What may go, least recently released first."""
-        return sorted((s for s in self.slots[group] if s.evictable), key=lambda s: s.released)
+    def settle(self) -> None:
+        """Look again at what is evictable; pages that can be emptied now join the end of their line, one slot after the other."""
+        loose = {s for slots in self.slots for s in slots if s.evictable}
+        for slot in self._loose - loose:
+            self._leave_emptiable(slot)
+        added = sorted(loose - self._loose, key=lambda s: s.column)
+        self._loose &= loose
+        for slot in added:
+            self._loose.add(slot)
+            self._join_emptiable(slot)
 
-    def group_with_oldest(self, groups: list[int]) -> int | None:
-        """The group whose first evictable slot was released longest ago; the first of them in a tie."""
-        heads = [(self.evictable(g)[0].released[0], g) for g in groups if self.evictable(g)]
-        return min(heads)[1] if heads else None
+    def _leave_emptiable(self, slot: Slot) -> None:
+        self._loose.discard(slot)
+        if slot.page in self.emptiable[slot.group]:
+            self.emptiable[slot.group].remove(slot.page)
 
-    def page_to_empty(self, group: int) -> list[Slot] | None:
-        """The used slots of the page that can be emptied whose youngest object is oldest."""
-        candidates = []
-        for page, owner in enumerate(self.page_group):
-            used = [s for s in self.on_page(group, page) if s.state is not ObjectState.FREE] if owner == group else []
-            if used and all(s.evictable for s in used):
-                candidates.append((max(s.released[0] for s in used), page, used))
-        return min(candidates)[2] if candidates else None
+    def _join_emptiable(self, slot: Slot) -> None:
+        used = self.used_on(slot.group, slot.page)
+        if used and all(s in self._loose for s in used):
+            self.emptiable[slot.group].append(slot.page)
+            self.pages[slot.page].since = self.clock
 
-    def lacks_room(self, need: dict[int, int]) -> int | None:
-        """The first group that cannot get the slots it needs, even if everything went that nobody holds.
-
-        Notes whether pages are scarce: fewer to spare than slots wanted, and two for each group.
-        """
-        busy = {slot.page for slot in self.held()}  # they serve only their own group
-        spare = len(self.page_group) - len(busy)
-        self.frugal = not self.static and spare < sum(need.values()) + 2 * len(self.slots)
-        for group in range(len(self.slots)):
-            on_busy_pages = [
-                s for s in self.slots[group] if self.static or (s.page in busy and self.page_group[s.page] == group)
-            ]
-            lacking = need.get(group, 0) - sum(s.holders == 0 for s in on_busy_pages)
-            if lacking > 0 and self.static:
-                return group
-            if lacking > 0:
-                spare -= -(-lacking // len(self.on_page(group, 0)))
-                if spare < 0:
-                    return group
-        return None
-
-    def busy_page_with_room(self, group: int) -> int | None:
-        """The first page of ``group`` with something in use on it and something that is not."""
-        for page, owner in enumerate(self.page_group):
-            slots = self.on_page(group, page) if owner == group else []
-            if 0 < sum(s.holders > 0 for s in slots) < len(slots):
-                return page
-        return None
-
-    def held(self) -> list[Slot]:
-        """Every slot that somebody holds."""
-        return [s for slots in self.slots for s in slots if s.holders > 0]
+    def auxiliary(self, group: int) -> list[Slot]:
+        """Windows or snapshots of segments that may go one by one, least recently released first."""
+        return sorted((s for s in self.slots[group] if s.auxiliary and s.evictable), key=lambda s: s.released)

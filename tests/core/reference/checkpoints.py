@@ -16,13 +16,18 @@ if TYPE_CHECKING:
 
 
 def child_or_new(sequence: RefSequence, tokens: Sequence[int]) -> Node | None:
-    """The node below this sequence's deepest one with these tokens, held once more; None when none can be had."""
+    """The node below this sequence's deepest one with these tokens, held once more; None when none can be had.
+
+    In a full index leaves make room, then namespaces that nothing hangs on; for a checkpoint the other way round.
+    """
     core = sequence.manager.core
     node = sequence.node.child(tokens)
     if node is not None:
         core.hold_node(node)
         return node
     node = core.new_node(sequence.node, tokens)
+    if node is None and len(tokens) == sequence.manager.spec.segment_tokens and core.make_place():
+        node = core.new_node(sequence.node, tokens)
     if node is None and sequence.manager.make_place():
         node = core.new_node(sequence.node, tokens)
     return node
@@ -46,7 +51,7 @@ def _snapshots(
     core, arena = sequence.manager.core, sequence.manager.arena
     copies = []
     wanted = _snapshots_wanted(sequence, node, asked=asked)
-    full = arena.lacks_room(wanted)
+    full = core.lacks_room(wanted)
     if full is not None:
         arena.counters[full][UNKEPT] += 1
         return None
@@ -65,6 +70,7 @@ def _snapshots(
 
 
 def snapshot_plan(sequence: RefSequence, *, asked: bool) -> Ticket | None:
+    """The copies of the snapshots that this segment end keeps."""
     found = _snapshots(sequence, sequence.node, asked=asked)
     if not found or not found[0]:
         return None
@@ -95,7 +101,7 @@ def checkpoint(sequence: RefSequence) -> Ticket | None:
         if not group.snapshot:
             own = [b for b in group.needed(sequence.length) if b * group.tokens >= node.start]
             need[group.index] = len(own)
-    full = manager.arena.lacks_room(need)
+    full = manager.core.lacks_room(need)
     if full is not None:
         manager.arena.counters[full][UNKEPT] += 1
         manager.core.release_node(node)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from tests.core.reference.arena import COMMITS, EVICTIONS, Arena, Slot
 from tests.core.reference.index import Index, Node, Place
@@ -23,24 +25,42 @@ class Core:
         self.arena = Arena(geometry)
         columns = [(g.index, i) for g in self.groups for i in range(g.columns)]
         self.index = Index(places, spec.segment_tokens, columns)
+        self.graveyard: list[tuple[Slot, int]] = []
+
+    def settle(self) -> None:
+        """Look again at what the last act changed."""
+        self.index.settle()
+        self.arena.settle()
 
     # ---------------------------------------------------------------- objects in the index
 
     def forget(self, slot: Slot, code: int) -> None:
-        """Take an object out of the index.  Holders keep the slot as a private one."""
-        self._unname(slot, code)
-        self.index.settle()
+        """Take an object out of the index.
 
-    def _unname(self, slot: Slot, code: int) -> None:
-        assert slot.owner is not None
-        slot.owner.columns[slot.column] = code
+        Holders keep the slot as a private one.  A prefix block of a segment may be read by whoever runs below, so
+        that it waits until all that run now have ended.
+        """
+        node = slot.owner
+        assert node is not None
+        read_below = node.is_segment and not slot.auxiliary and node.anchors > 0
+        node.columns[slot.column] = code
         slot.owner = None
         if code == SLOT_EVICTED:
             self.arena.counters[slot.group][EVICTIONS] += 1
-        if slot.holders == 0:
-            self.arena.give(slot)
-        else:
+        if slot.holders or read_below:
             slot.state = ObjectState.QUARANTINED if code == SLOT_QUARANTINED else ObjectState.READY
+            if read_below:
+                slot.holders += 1
+                self.graveyard.append((slot, self.arena.clock))
+        else:
+            self.arena.give(slot)
+        slot.auxiliary = False
+        self.settle()
+
+    def reap(self, oldest: int) -> None:
+        """Free what was given up before the oldest running sequence began."""
+        while self.graveyard and self.graveyard[0][1] < oldest:
+            self.arena.release(self.graveyard.pop(0)[0])
 
     def adopt(self, node: Node, place: Place, slot: Slot) -> None:
         """Publish a READY slot, unless something of the same grade or a better one is there."""
@@ -48,116 +68,158 @@ class Core:
         if isinstance(present, Slot):
             if present is slot or present.grade >= slot.grade:
                 return
-            self._unname(present, -1)
+            self.forget(present, -1)
         slot.state = ObjectState.COMMITTED
         slot.owner, slot.column = node, place
+        slot.auxiliary = node.is_segment and self.groups[slot.group].kind not in PREFIX_KINDS
         node.columns[place] = slot
         self.arena.counters[slot.group][COMMITS] += 1
-        self.index.settle()
-
-    def _drop_unused(self, node: Node) -> None:
-        for place in sorted(node.columns):
-            slot = node.columns[place]
-            if isinstance(slot, Slot) and slot.holders == 0:
-                self._unname(slot, SLOT_EVICTED)
+        self.settle()
 
     # ---------------------------------------------------------------- eviction
 
-    def evict(self, slot: Slot) -> None:
-        """Evict one object and what is useless without it.
-
-        A checkpoint goes as a whole; a block of a prefix group takes everything of its node and below with it;
-        a window block or a snapshot goes alone.
-        """
-        node = slot.owner
-        assert node is not None
-        assert slot.evictable
-        if not node.is_segment:
-            self._drop_unused(node)
-        elif self.groups[slot.group].kind in PREFIX_KINDS:
-            for below in node.below():
-                self._drop_unused(below)
-        else:
-            self._unname(slot, SLOT_EVICTED)
-        self.index.settle()
+    def evict_leaf(self, leaf: Node) -> None:
+        """Evict everything that a leaf names."""
+        assert leaf.evictable
+        for place in sorted(leaf.columns):
+            slot = leaf.columns[place]
+            if isinstance(slot, Slot):
+                self.forget(slot, SLOT_EVICTED)
 
     def evict_oldest(self) -> bool:
-        """Evict the object that was released longest ago, of any group."""
-        group = self.arena.group_with_oldest([g.index for g in self.groups])
-        if group is None:
-            return False
-        self.evict(self.arena.evictable(group)[0])
-        return True
+        """Evict the window, snapshot or leaf that was used longest ago; single objects before leaves in a tie."""
+        leaves = self.index.leaves()
+        heads = [self.arena.auxiliary(g.index)[0] for g in self.groups if self.arena.auxiliary(g.index)]
+        head = min(heads, key=lambda s: (s.released[0], s.group), default=None)
+        if head is not None and (not leaves or head.released[0] <= leaves[0].stamp):
+            self.forget(head, SLOT_EVICTED)
+        elif leaves:
+            self.evict_leaf(leaves[0])
+        return head is not None or bool(leaves)
 
-    def _empty_a_page(self, group: int) -> bool:
-        used = self.arena.page_to_empty(group)
-        if used is None:
-            return False
-        for slot in used:
-            if slot.owner is not None:
-                self.evict(slot)
-        return True
+    def _empty_page(self, group: int, page: int) -> None:
+        for slot in self.arena.used_on(group, page):
+            if slot.owner is not None and slot.auxiliary:
+                self.forget(slot, SLOT_EVICTED)
+            elif slot.owner is not None:
+                self.evict_leaf(slot.owner)
 
     def _make_room(self, group: int) -> bool:
-        """Evict the oldest of the group's own objects, or a page of another group if that is older."""
-        own = self.arena.evictable(group)
-        others = [g.index for g in self.groups if g.index != group]
-        other = None if self.arena.static else self.arena.group_with_oldest(others)
-        prefer_other = other is not None and (
-            not own or self.arena.evictable(other)[0].released[0] < own[0].released[0]
-        )
-        if prefer_other and other is not None and self._empty_a_page(other):
-            return True
-        if own:
-            self.evict(own[0])
-            return True
-        if self.arena.static:
+        """Evict the oldest of: a leaf, an object of this group, a page of another group.
+
+        In a tie the object goes first, then the leaf, then pages in the order of groups.
+        """
+        candidates: list[tuple[int, int, Callable[[], None]]] = []
+        for slot in self.arena.auxiliary(group)[:1]:
+            candidates.append((slot.released[0], -2, partial(self.forget, slot, SLOT_EVICTED)))
+        for leaf in self.index.leaves()[:1]:
+            candidates.append((leaf.stamp, -1, partial(self.evict_leaf, leaf)))
+        for g in [] if self.arena.static else [g.index for g in self.groups if g.index != group]:
+            for page in self.arena.emptiable[g][:1]:
+                candidates.append((self.arena.pages[page].since, g, partial(self._empty_page, g, page)))
+        if not candidates:
             return False
-        return any(self._empty_a_page(g) for g in others if g != other)
+        min(candidates, key=lambda c: c[:2])[2]()
+        return True
 
     def take(self, group: int) -> Slot | None:
         """A slot with one holder, evicting as needed; None when everything is in use.
 
-        When pages are scarce it comes from a page that the group keeps anyway, if one has room: there the oldest
-        object goes, whatever is older elsewhere.
+        When pages are scarce it comes from a page that the group keeps anyway, if one has room.
         """
-        page = self.arena.busy_page_with_room(group) if self.arena.frugal else None
+        arena = self.arena
+        page = self._busy_page_with_room(group)
         if page is not None:
-            if not self.arena.page_free[page]:
-                idle = [s for s in self.arena.on_page(group, page) if s.evictable]
-                self.evict(min(idle, key=lambda s: (s.released[0], s.index)))
-            self.arena.open_pages[group].remove(page)
-            self.arena.open_pages[group].insert(0, page)
-        while True:
-            slot = self.arena.take(group)
-            if slot is not None or not self._make_room(group):
-                return slot
+            while not arena.pages[page].free and self._make_room(group):
+                pass
+            if arena.pages[page].free:
+                arena.open_pages[group].remove(page)
+                arena.open_pages[group].insert(0, page)
+        slot = arena.take(group)
+        while slot is None and self._make_room(group):
+            slot = arena.take(group)
+        if slot is not None and arena.held_on is not None:
+            arena.held_on[slot.page] = arena.held_on.get(slot.page, 0) + 1
+        return slot
+
+    def _busy_page_with_room(self, group: int) -> int | None:
+        for page, held in sorted((self.arena.held_on or {}).items()):
+            if self.arena.pages[page].group == group and held < len(self.arena.on_page(group, page)):
+                return page
+        return None
+
+    # ---------------------------------------------------------------- room
+
+    def held(self) -> list[Slot]:
+        """What cannot be evicted, now or after others: held, or part of a path that somebody stands on."""
+        stood_on = {above for node in self.index.all_nodes() if node.holders for above in node.path}
+        used = [s for slots in self.arena.slots for s in slots if s.state is not ObjectState.FREE]
+        return [s for s in used if s.holders or (s.owner in stood_on and not s.auxiliary)]
+
+    def lacks_room(self, need: dict[int, int]) -> int | None:
+        """The first group that cannot get the slots it needs, even if everything went that nobody holds.
+
+        Pages are scarce when fewer are to spare than slots wanted, and two for each group, unless what is free is enough.
+        """
+        arena = self.arena
+        arena.held_on = None
+        free: Counter[int] = Counter()
+        for page in arena.pages:
+            if page.group is not None:
+                free[page.group] += len(page.free)
+        if self._short_group(need, free, 0 if arena.static else len(arena.free_pages)) is None:
+            return None
+        held = self.held()
+        held_on = Counter(s.page for s in held)
+        room: Counter[int] = Counter()
+        for g, slots in enumerate(arena.slots):
+            mine = [s for s in slots if arena.static or (s.page in held_on and arena.pages[s.page].group == g)]
+            room[g] = len(mine) - sum(s.group == g for s in held)
+        spare = 0 if arena.static else len(arena.pages) - len(held_on)
+        full = self._short_group(need, room, spare)
+        if full is None and not arena.static and spare < sum(need.values()) + 2 * len(arena.slots):
+            arena.held_on = dict(held_on)
+        return full
+
+    def _short_group(self, need: dict[int, int], room: Counter[int], spare: int) -> int | None:
+        """The first group for which there is neither room of its own nor a page; None when all have enough."""
+        for g in range(len(self.groups)):
+            lacking = need.get(g, 0) - room[g]
+            if lacking > 0:
+                spare -= 1 if self.arena.static else -(-lacking // len(self.arena.on_page(g, 0)))
+                if spare < 0:
+                    return g
+        return None
 
     # ---------------------------------------------------------------- nodes
 
     def hold_node(self, node: Node) -> None:
         """One more reason for a node to stay."""
         node.holders += 1
-        self.index.settle()
+        self.settle()
 
     def release_node(self, node: Node) -> None:
         """One reason less."""
         node.holders -= 1
-        self.index.settle()
+        self.settle()
+
+    def touch(self, node: Node) -> None:
+        """The node is used now."""
+        node.stamp = self.arena.clock
 
     def make_place(self) -> bool:
-        """Evict until the index has a place to give: prefix objects first, since they take their node with them."""
-        prefix = [g.index for g in self.groups if g.kind in PREFIX_KINDS]
+        """Evict leaves until the index has a place to give."""
         while not self.index.free and not self.index.ghosts:
-            group = self.arena.group_with_oldest(prefix)
-            if group is not None:
-                self.evict(self.arena.evictable(group)[0])
-            elif not self.evict_oldest():
+            leaves = self.index.leaves()
+            if not leaves:
                 return False
+            self.evict_leaf(leaves[0])
         return True
 
     def new_node(self, parent: Node, tokens: Sequence[int]) -> Node | None:
         """A child of ``parent``, held by the caller; ``parent`` is held too."""
         node = self.index.new_node(parent, tokens)
-        self.index.settle()
+        if node is not None:
+            self.touch(node)
+        self.settle()
         return node

@@ -22,6 +22,8 @@ class Node:
         self.children: list[Node] = []
         self.checkpoints: list[Node] = []
         self.holders = 0
+        self.anchors = 0
+        self.stamp = 0
 
     @property
     def start(self) -> int:
@@ -44,10 +46,9 @@ class Node:
         return [slot for slot in self.columns.values() if isinstance(slot, Slot)]
 
     @property
-    def weight(self) -> int:
-        """Why this node must stay: objects, holders, and whatever lives below."""
-        below = [n for n in self.children + self.checkpoints if n.weight]
-        return len(self.objects) + self.holders + len(below)
+    def evictable(self) -> bool:
+        """A leaf that has objects."""
+        return self.anchors == 0 and bool(self.objects)
 
     def below(self) -> Iterator[Node]:
         """Everything below, then the node: children first, then its checkpoints."""
@@ -64,7 +65,12 @@ class Node:
 
 
 class Index:
-    """All namespaces.  Dead nodes (weight 0) stay as ghosts, which explain misses, until their place is needed."""
+    """All namespaces.
+
+    ``holders`` of a node are the sequences that end there and the transfers to it; its ``anchors`` are these and whatever
+    lives below.  A node lives by its objects and anchors.  Dead nodes stay as ghosts, which explain misses, until
+    their place is needed.
+    """
 
     def __init__(self, places: int, segment: int, columns: list[Place]) -> None:
         self.segment = segment
@@ -74,15 +80,24 @@ class Index:
         self.free = list(reversed(range(places)))
 
     def settle(self) -> None:
-        """Recompute who is a ghost; the newly dead join the end of the line, children before parents."""
-        alive: set[Node] = set()
+        """Recompute who is anchored and who is a ghost.
+
+        The newly dead join the end of the line, children before parents, and leave the time of their last use to the parent.
+        """
         dead: list[Node] = []
-        for node in self.all_nodes():
-            if node.holders or node.objects or not alive.isdisjoint(node.children + node.checkpoints):
-                alive.add(node)
+        living: set[Node] = set()
+        for node in self.all_nodes():  # children come before their parents
+            node.anchors = node.holders + sum(n in living for n in node.children + node.checkpoints)
+            if node.anchors or node.objects:
+                living.add(node)
             elif node.parent and node not in self.ghosts:
                 dead.append(node)
-        self.ghosts = [n for n in self.ghosts if n not in alive] + dead
+                node.parent.stamp = max(node.parent.stamp, node.stamp)
+        self.ghosts = [n for n in self.ghosts if n not in living] + dead
+
+    def leaves(self) -> list[Node]:
+        """What may be evicted whole, least recently used first."""
+        return sorted((n for n in self.all_nodes() if n.evictable), key=lambda n: (n.stamp, n.number))
 
     def place(self) -> int | None:
         """A free place; the oldest ghost makes room when there is none."""
@@ -105,7 +120,7 @@ class Index:
 
     def drop_empty_roots(self) -> list[Node]:
         """Forget the namespaces that nothing hangs on."""
-        gone = [r for r in self.roots if r.weight == 0 and not r.children and not r.checkpoints]
+        gone = [r for r in self.roots if r.anchors == 0 and not r.children and not r.checkpoints]
         for root in gone:
             self.roots.remove(root)
             self.free.append(root.number)

@@ -20,25 +20,33 @@ if TYPE_CHECKING:
 def lease(
     manager: RefManager, hit: Node, prompt: tuple[int, ...], floor: Grade, explanation: Explanation
 ) -> RefSequence:
-    """Hold what ``hit`` needs; own a live slot per snapshot group and copies of the blocks of a checkpoint."""
+    """Stand on the last segment of ``hit``; own live slots and copies of the blocks of a checkpoint.
+
+    Standing there keeps the prefix blocks of the segments above; windows and snapshots are held one by one.
+    """
     core, arena = manager.core, manager.arena
     leased = [(g, position, n, n.columns[place]) for g, position, n, place in manager.objects_needed(hit)]
-    shared = [slot for _, _, _, slot in leased if isinstance(slot, Slot)]
-    for slot in shared:
-        arena.hold(slot)
-        arena.counters[slot.group][HITS] += 1
-    grade = Grade(min([slot.grade for slot in shared], default=Grade.CANONICAL))
     at_segment = hit.is_segment or hit.parent is None
+    grades = [slot.grade for _, _, _, slot in leased if isinstance(slot, Slot)]
+    grade = Grade(min(grades, default=Grade.CANONICAL))
     sequence = RefSequence(manager, prompt[: hit.end], hit if at_segment else hit.parent or hit, grade, floor)
+    for stand in dict.fromkeys((sequence.node, hit)):
+        core.hold_node(stand)
+        core.touch(stand)
     sources: dict[int, Slot] = {}
     for g, position, _, slot in leased:
         assert isinstance(slot, Slot)
+        arena.counters[g][HITS] += 1
         if core.groups[g].snapshot:
             sources[g] = slot
-        else:
-            sequence.blocks[g][position // core.groups[g].tokens] = slot
+            arena.hold(slot)
+            continue
+        block = position // core.groups[g].tokens
+        sequence.blocks[g][block] = slot
+        if not sequence.published(g, block):
+            arena.hold(slot)
     originals: list[Slot] = []
-    possible = arena.lacks_room(_private_need(sequence, None if at_segment else hit.start)) is None
+    possible = core.lacks_room(_private_need(sequence, None if at_segment else hit.start)) is None
     copies = _live_slots(sequence, sources) if possible else None
     ready: list[Slot] = []
     if copies is not None and not at_segment:
@@ -52,9 +60,11 @@ def lease(
         sequence.let_go()
     for slot in sources.values():
         arena.release(slot)
+    if not at_segment:
+        core.release_node(hit)
     if copies is None:
+        core.release_node(sequence.node)
         raise manager.no_room(len(prompt))
-    core.hold_node(sequence.node)
     known = explanation
     sequence.explanation = Explanation(
         hit.end, grade if hit.end else None, known.prompt_tokens, known.known_tokens, known.limits
@@ -117,14 +127,16 @@ def fork(sequence: RefSequence) -> RefSequence:
     manager.need_row()
     shared_end = sequence.length if sequence.detached else sequence.committed * manager.spec.segment_tokens
     child = RefSequence(manager, sequence.tokens[: sequence.length], sequence.node, sequence.grade, sequence.floor)
-    child.committed, child.detached = sequence.committed, sequence.detached
+    child.committed, child.detached, child.forgetful = sequence.committed, sequence.detached, sequence.forgetful
+    child.epoch = sequence.epoch
     for group in manager.core.groups:
         for block, slot in [] if group.snapshot else sorted(sequence.blocks[group.index].items()):
             if block < group.full(shared_end):
-                manager.arena.hold(slot)
+                if not sequence.published(group.index, block):
+                    manager.arena.hold(slot)
                 child.blocks[group.index][block] = slot
     need = {g: len(sequence.blocks[g]) - len(child.blocks[g]) for g in range(len(sequence.blocks))}
-    if manager.arena.lacks_room(need) is not None:
+    if manager.core.lacks_room(need) is not None:
         child.let_go()
         raise manager.no_room(sequence.length)
     copies: list[Copy] = []

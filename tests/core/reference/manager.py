@@ -6,9 +6,11 @@ every boundary from the deepest up.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from tests.core.reference.arena import MISSES, Slot
+from tests.core.reference.checkpoints import snapshot_plan
 from tests.core.reference.core import Core
 from tests.core.reference.index import Node, Place
 from tests.core.reference.leasing import lease
@@ -16,7 +18,7 @@ from tests.core.reference.plans import Copy, Ticket
 from tests.core.reference.sequence import RefSequence
 
 from kvloom.core.geometry import smallest_arena
-from kvloom.errors import CapacityError
+from kvloom.errors import CapacityError, SequenceError
 from kvloom.manager import Manager
 from kvloom.plan import ArenaGeometry, Explanation, Limit
 from kvloom.spec.footprint import peak_bytes, peak_slots
@@ -46,7 +48,7 @@ class RefManager:
     @classmethod
     def beside(cls, manager: Manager, max_sequences: int) -> RefManager:
         """A reference of the same size as ``manager``, which is fresh."""
-        places = len(manager.arrays.parent)
+        places = len(manager.arrays.node)
         return cls(manager.spec, manager.cap, manager.geometry, max_sequences, places)
 
     def _width(self, g: int) -> int:
@@ -62,6 +64,7 @@ class RefManager:
         self, tokens: Sequence[int], salt: bytes, extra_keys: tuple[tuple[str, object], ...], floor: Grade
     ) -> RefSequence:
         """Match, explain, lease."""
+        self.arena.clock += 1
         prompt = tuple(tokens)
         if not self.fits(len(prompt)):
             raise self.no_room(len(prompt))
@@ -86,6 +89,7 @@ class RefManager:
                 root = self.core.index.new_root()
             if root is None:
                 raise self.error(0, never=False)
+            self.core.touch(root)
             self.namespaces[namespace] = root
         return self.namespaces[namespace]
 
@@ -187,6 +191,10 @@ class RefManager:
         if not executed and number in self.tickets:
             for sequence in self.running:
                 sequence.broken = sequence.broken or sequence.restore == number
+        self.end_ticket(number, executed=executed)
+
+    def end_ticket(self, number: int, *, executed: bool) -> None:
+        """Publish what the plan carries, or not, and let go of it."""
         if number == 0:
             return
         ticket = self.tickets.pop(number, None)
@@ -207,6 +215,7 @@ class RefManager:
         for _, _, slot in ticket.publish:
             self.arena.release(slot)
         if ticket.node is not None:
+            self.core.touch(ticket.node)
             self.core.release_node(ticket.node)
 
     # ---------------------------------------------------------------- room
@@ -218,11 +227,11 @@ class RefManager:
         if self.arena.static:
             return all(n <= m for n, m in zip(slots, have, strict=True))
         pages = sum(-(-n // int(per)) for n, per in zip(slots, self.geometry.slots_per_page, strict=True))
-        return pages <= len(self.arena.page_group)
+        return pages <= len(self.arena.pages)
 
     def in_use(self) -> int:
-        """Bytes that cannot be evicted now."""
-        return sum(self.core.groups[s.group].slot_bytes for s in self.arena.held())
+        """Bytes that cannot be evicted now: held, or part of a path that somebody stands on."""
+        return sum(self.core.groups[s.group].slot_bytes for s in self.core.held())
 
     def error(self, needed: int, *, never: bool) -> CapacityError:
         """What a request that gets no room raises."""
@@ -250,7 +259,9 @@ class RefManager:
         """Forget every object of a salt, or of all."""
         self.arena.clock += 1
         roots = [root for (own, _), root in self.namespaces.items() if salt is None or own == salt]
-        return sum(self._forget(root, None, None, SLOT_CLEARED) for root in roots)
+        dropped = sum(self._forget(root, None, None, SLOT_CLEARED) for root in roots)
+        self.reap()
+        return dropped
 
     def drop(self, what: Kind | str, position: int | None, *, quarantine: bool) -> int:
         """Forget the objects of one kind or group, perhaps only those that begin at ``position``."""
@@ -262,7 +273,12 @@ class RefManager:
                 dropped += self._forget(None, group.index, position, code)
         if quarantine:
             self._break_readers()
+        self.reap()
         return dropped
+
+    def reap(self) -> None:
+        """Free what nobody can read any more."""
+        self.core.reap(min((s.epoch for s in self.running), default=self.arena.clock + 1))
 
     def _break_readers(self) -> None:
         """Sequences that read, or are about to restore from, an object that failed a check."""
@@ -271,6 +287,60 @@ class RefManager:
             if sequence.restore in self.tickets:
                 reads += [c.src for c in self.tickets[sequence.restore].copies if c.src is not None]
             sequence.broken = sequence.broken or any(s.state is ObjectState.QUARANTINED for s in reads)
+
+    # ---------------------------------------------------------------- decode steps
+
+    def step(self, sequences: Sequence[RefSequence], tokens: Sequence[int]) -> list[Ticket | None]:
+        """Commit the pending token of every sequence, then reserve one more for each; all or none of the latter."""
+        plans = self.finish_step(sequences)
+        if any(sequence.pending for sequence in sequences):
+            self._end_all(plans)
+            raise SequenceError("an append is pending")
+        refused = self._first_without_room(sequences)
+        for at, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
+            if refused is None and sequence.reserve(1):
+                sequence.add([token], stepped=True)
+            elif refused is None:
+                for before in sequences[:at]:
+                    before.take_back()
+                refused = sequence
+        if refused is not None:
+            self._end_all(plans)
+            raise self.no_room(refused.length + 1)
+        return plans
+
+    def _first_without_room(self, sequences: Sequence[RefSequence]) -> RefSequence | None:
+        """The first sequence that cannot get another token beside those before it; None when all can at once."""
+        narrow = [s for s in sequences if s.too_wide(1)]
+        if narrow:
+            return narrow[0]
+        need: Counter[int] = Counter()
+        for sequence in sequences:
+            need += sequence.need(1)
+        if self.core.lacks_room(need) is None:
+            return None
+        need = Counter()
+        for sequence in sequences:
+            need += sequence.need(1)
+            if self.core.lacks_room(need) is not None:
+                return sequence
+        raise AssertionError("together they lack room")
+
+    def _end_all(self, plans: Sequence[Ticket | None]) -> None:
+        for plan in plans:
+            self.end_ticket(0 if plan is None else plan.number, executed=False)
+
+    def finish_step(self, sequences: Sequence[RefSequence]) -> list[Ticket | None]:
+        """Commit the pending token of every sequence, then plan the snapshots of the segment ends."""
+        for sequence in sequences:
+            sequence.usable()
+        self.arena.clock += 1
+        ended = [s for s in sequences if s.stepped and s.compute(Grade.FAITHFUL)]
+        if not any(group.snapshot for group in self.core.groups):
+            return []
+        return [snapshot_plan(s, asked=False) for s in ended]
+
+    # ---------------------------------------------------------------- forgetting
 
     def _forget(self, root: Node | None, group: int | None, position: int | None, code: int) -> int:
         dropped = 0

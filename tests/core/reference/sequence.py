@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tests.core.reference.arena import Slot
 from tests.core.reference.checkpoints import child_or_new, snapshot_plan
+from tests.core.reference.core import PREFIX_KINDS
 from tests.core.reference.index import Node
 from tests.core.reference.plans import NO_PLAN, Ticket
 
@@ -29,7 +31,9 @@ class RefSequence:
         self.grade = grade
         self.floor = floor
         self.pending = 0
-        self.broken = self.closed = self.detached = False
+        self.stepped = False
+        self.broken = self.closed = self.detached = self.forgetful = False
+        self.epoch = manager.arena.clock
         self.committed = self.length // manager.spec.segment_tokens
         self.blocks: list[dict[int, Slot]] = [{} for _ in manager.core.groups]
         self.explanation: Explanation | None = None
@@ -43,22 +47,46 @@ class RefSequence:
         if self.pending:
             raise SequenceError("pending")
         manager.arena.clock += 1
-        end = self.length + len(ids)
-        blocks = [g for g in manager.core.groups if not g.snapshot]
-        need = {g.index: g.begun(end) - g.begun(self.length) for g in blocks}
-        too_wide = any(len(self.blocks[g]) + more > manager.widths[g] for g, more in need.items())
-        if too_wide or manager.arena.lacks_room(need) is not None:
-            raise manager.no_room(end)
-        for group in blocks:
-            for block in range(group.begun(self.length), group.begun(end)):
-                slot = manager.core.take(group.index)
+        count = len(ids)
+        lacking = self.too_wide(count) or manager.core.lacks_room(self.need(count)) is not None
+        if lacking or not self.reserve(count):
+            raise manager.no_room(self.length + count)
+        self.add(ids, stepped=False)
+
+    def need(self, count: int) -> Counter[int]:
+        """Slots that ``count`` more tokens take, per group."""
+        blocks = [g for g in self.manager.core.groups if not g.snapshot]
+        return Counter({g.index: g.begun(self.length + count) - g.begun(self.length) for g in blocks})
+
+    def too_wide(self, count: int) -> bool:
+        """Whether ``count`` more tokens need more blocks than a block table has places."""
+        return any(more and len(self.blocks[g]) + more > self.manager.widths[g] for g, more in self.need(count).items())
+
+    def reserve(self, count: int) -> bool:
+        """Take the blocks that ``count`` more tokens write; False, and nothing taken, when that fails after all."""
+        for group in self.manager.core.groups:
+            if group.snapshot:
+                continue
+            for block in range(group.begun(self.length), group.begun(self.length + count)):
+                slot = self.manager.core.take(group.index)
                 if slot is None:
                     self._shrink_to(self.length, up_to=group.index)
-                    raise manager.no_room(end)
+                    return False
                 self.blocks[group.index][block] = slot
+        return True
+
+    def add(self, ids: Sequence[int], *, stepped: bool) -> None:
+        """The tokens of the next forward."""
         del self.tokens[self.length :]
         self.tokens += ids
         self.pending = len(ids)
+        self.stepped = stepped
+
+    def take_back(self) -> None:
+        """Those tokens will not be computed."""
+        self.pending = 0
+        self.stepped = False
+        self._shrink_to(self.length, up_to=len(self.blocks))
 
     def _shrink_to(self, position: int, up_to: int) -> None:
         """Give back the blocks that begin after ``position``, deepest first."""
@@ -71,26 +99,30 @@ class RefSequence:
     def commit(self, grade: Grade) -> Ticket | None:
         """The pending tokens were computed: publish the segments that they complete, and their snapshots."""
         manager = self.usable()
-        if not self.pending:
-            raise SequenceError("nothing pending")
+        if not self.pending or self.stepped:
+            raise SequenceError("nothing pending, or a batch has to finish it")
+        manager.arena.clock += 1
+        return snapshot_plan(self, asked=False) if self.compute(grade) else None
+
+    def compute(self, grade: Grade) -> bool:
+        """The pending tokens were computed; whether a published segment ends with them."""
+        manager = self.manager
         segment = manager.spec.segment_tokens
         canonical = self.pending == segment and self.length % segment == 0
         self.grade = min(grade, self.grade, Grade.CANONICAL if canonical else Grade.FAITHFUL)
-        manager.arena.clock += 1
+        self.forgetful = self.forgetful or (self.detached and self.stepped)
         self._mark_computed()
         self.length += self.pending
         self.pending = 0
+        self.stepped = False
         while not self.detached and (self.committed + 1) * segment <= self.length:
             self._publish_segment()
-        plan = None
-        if not self.detached and self.length == self.committed * segment:
-            plan = snapshot_plan(self, asked=False)
         for group in manager.core.groups:
             held = self.blocks[group.index]
             for block in sorted(held, reverse=True):
                 if not group.snapshot and block not in group.needed(self.length):
                     manager.arena.release(held.pop(block))
-        return plan
+        return not self.detached and self.length == self.committed * segment
 
     def _mark_computed(self) -> None:
         for group in self.manager.core.groups:
@@ -104,6 +136,7 @@ class RefSequence:
                         slot.state = ObjectState.READY
 
     def _publish_segment(self) -> None:
+        """Hand the segment's blocks to the index; where it has prefix blocks as good, go on with those."""
         core = self.manager.core
         segment = self.manager.spec.segment_tokens
         start = self.committed * segment
@@ -112,24 +145,31 @@ class RefSequence:
         if node is None:
             self.detached = True
             return
+        for group in core.groups:
+            for block, slot in sorted(self.blocks[group.index].items()):
+                if group.snapshot or not start <= block * group.tokens < end:
+                    continue
+                place = (group.index, block - start // group.tokens)
+                private = slot.owner is None and slot.state is ObjectState.READY
+                if private and block in group.needed(end):
+                    core.adopt(node, place, slot)
+                if group.kind in PREFIX_KINDS:
+                    kept = node.columns[place]
+                    assert isinstance(kept, Slot)
+                    self.blocks[group.index][block] = kept
+                    self.manager.arena.release(slot)
+        core.touch(node)
         core.release_node(self.node)
         self.node = node
         self.committed += 1
-        for group in core.groups:
-            for block, slot in sorted(self.blocks[group.index].items()):
-                inside = not group.snapshot and start <= block * group.tokens < end
-                private = slot.owner is None and slot.state is ObjectState.READY
-                if inside and private and block in group.needed(end):
-                    core.adopt(node, (group.index, block - start // group.tokens), slot)
 
     def rollback(self) -> None:
         """The pending tokens were not computed."""
         manager = self.usable()
         if not self.pending:
             raise SequenceError("nothing pending")
-        self.pending = 0
         self.broken = any(group.snapshot for group in manager.core.groups)
-        self._shrink_to(self.length, up_to=len(self.blocks))
+        self.take_back()
 
     def close(self) -> None:
         """Release everything, group by group, deepest block first."""
@@ -140,8 +180,10 @@ class RefSequence:
         if not self.broken:
             self.republish()
         self.let_go()
+        self.manager.core.touch(self.node)
         self.manager.core.release_node(self.node)
         self.manager.running.remove(self)
+        self.manager.reap()
 
     # ---------------------------------------------------------------- parts
 
@@ -162,7 +204,15 @@ class RefSequence:
             raise SequenceError("unusable")
         return self.manager
 
+    def published(self, g: int, block: int) -> bool:
+        """Whether a block belongs to the index, and is kept by where the sequence stands."""
+        group = self.manager.core.groups[g]
+        return group.kind in PREFIX_KINDS and block * group.tokens < self.committed * self.manager.spec.segment_tokens
+
     def let_go(self) -> None:
-        for held in self.blocks:
+        """Release every block that the sequence holds itself."""
+        for g, held in enumerate(self.blocks):
             for block in sorted(held, reverse=True):
-                self.manager.arena.release(held.pop(block))
+                slot = held.pop(block)
+                if not self.published(g, block):
+                    self.manager.arena.release(slot)

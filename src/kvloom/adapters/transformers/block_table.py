@@ -24,6 +24,9 @@ class Sequence(Protocol):
     def num_blocks(self, group: int) -> int:
         """One past the last logical block that is reserved."""
 
+    def published_blocks(self, group: int) -> int:
+        """Leading blocks that belong to the index; their entries may change in the commit that publishes them."""
+
     def live_slot(self, group: int) -> int:
         """The one slot of a snapshot group."""
 
@@ -64,6 +67,7 @@ class BlockTable:
         self.entries = group.block_entries
         self.first = self.last = 0
         self.version = self.epoch = 0
+        self._published = 0
         self._sequence = sequence
         self._index = index
         self._geometry = geometry
@@ -74,6 +78,7 @@ class BlockTable:
     def refresh(self) -> None:
         """Take over what the manager reserved or released since the last call."""
         first, last = self._sequence.first_block(self._index), self._sequence.num_blocks(self._index)
+        self._take_over_published()
         if first == self.first and last == self.last:
             return
         self.version += 1
@@ -88,6 +93,22 @@ class BlockTable:
         slots = table.take(range(self.last, last), mode="wrap")
         self.offsets = np.concatenate([kept, self._geometry.slot_offsets(self._index, slots)])
         self.first, self.last = first, last
+
+    def _take_over_published(self) -> None:
+        """A commit may have replaced blocks of ours by equal ones that the index had already."""
+        published = self._sequence.published_blocks(self._index)
+        begin, end = max(self._published, self.first), min(published, self.last)
+        self._published = published
+        if begin >= end:
+            return
+        slots = self._sequence.block_table(self._index).take(range(begin, end), mode="wrap")
+        now = self._geometry.slot_offsets(self._index, slots)
+        here = slice(begin - self.first, end - self.first)
+        if (self.offsets[here] != now).any():
+            self.offsets[here] = now
+            self.version += 1
+            self.epoch += 1
+            self._runs.clear()
 
     def offset(self, block: int) -> int:
         """Byte offset of a logical block's slot; SequenceError when the sequence does not hold it."""

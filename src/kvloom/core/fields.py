@@ -1,0 +1,114 @@
+"""Names of the columns of the core's arrays: one row of an array is one record.
+
+Index spaces, used everywhere in the core:
+
+* ``g``  KV cache group, in the order of ``ModelSpec.groups``.
+* ``p``  page of the arena (one page belongs to one group at a time).
+* ``s``  global slot = ``SLOT_BASE`` of its group + slot local to the group.  Columns and block tables hold local slots.
+* ``n``  node of the prefix index: the root of a namespace, one segment, or one checkpoint.
+* ``c``  column of a node: ``COL_BASE`` of the group + block of the group within the segment (snapshots: one column).
+* ``q``  row of a running sequence.
+
+Links are -1 for none.
+"""
+
+from __future__ import annotations
+
+from kvloom.kinds import MatchRule
+
+RULE_PREFIX = int(MatchRule.PREFIX)
+RULE_WINDOW = int(MatchRule.RUN)
+RULE_SNAPSHOT = int(MatchRule.POINT)
+
+# group: int32 [G, 25].  The first eight are ``kvloom.kinds.RuleRow``.
+(
+    RULE,
+    RATIO,  # tokens per entry
+    BLOCK_TOKENS,  # 0 = snapshot
+    WINDOW,
+    CHUNKED,  # 1 for chunked local attention
+    UNLESS_MULTIPLE,  # snapshots needed only off multiples of this; 0 = everywhere
+    FIRST_NEEDED,
+    INTERVAL,  # snapshots of segment ends are kept at multiples of this
+    SLOT_BASE,
+    COL_BASE,
+    COLUMNS,  # columns of the group in a node
+    SLOTS_PER_PAGE,
+    PAGE_BASE,  # page of local slot 0
+    PART_HEAD,  # first page with a free slot
+    STEAL_HEAD,  # pages that can be emptied at once, in the order in which they became so
+    STEAL_TAIL,
+    AUX_HEAD,  # evictable windows or snapshots of segments, least recently released first
+    AUX_TAIL,
+    USED,  # slots not free
+    RATIO_SHIFT,  # base-2 logarithms of RATIO and BLOCK_TOKENS, -1 when they are no powers of two
+    BLOCK_SHIFT,
+    PAGES,  # pages that belong to the group
+    NEED,  # scratch: slots that an operation is about to take
+    HELD,  # scratch: used slots that cannot be evicted, now or after others
+    BUSY,  # scratch: pages with such a slot
+) = range(25)
+
+# page: int32 [P, 9]
+(
+    PAGE_GROUP,  # -1 = free
+    PAGE_FREE,  # first free slot
+    PAGE_USED,
+    PAGE_PINNED,  # used slots that cannot be evicted on their own right now
+    PAGE_PREV,  # list of the pages of a group with free slots
+    PAGE_NEXT,
+    STEAL_PREV,
+    STEAL_NEXT,
+    PAGE_HELD,  # scratch: used slots that cannot be evicted, now or after others
+) = range(9)
+
+# slot: int32 [S, 8]
+(
+    STATE,  # ObjectState
+    GRADE,  # Grade
+    GENERATION,  # grows at every allocation and every free
+    PINS,  # private holders: rows of sequences and transfers.  A lease on a prefix holds its deepest node instead
+    OWNER,  # node whose column names this slot, -1 = private
+    OWNER_COL,
+    PREV,  # auxiliary LRU list
+    NEXT,  # auxiliary LRU list, the free list of the page, or the list of slots given up while in use
+) = range(8)
+
+# node: int32 [N, 16], one cache line
+(
+    PARENT,  # -1 for a root or an unused node
+    ROOT,  # the namespace this node belongs to
+    DEPTH,  # segments from the root to the end of this node (checkpoint: of its parent)
+    NTOKENS,  # the segment length, fewer for a checkpoint, 0 = root, -1 = unused
+    RESIDENT,  # columns that name a slot
+    ANCHORS,  # live children and checkpoints, sequences that end here, transfers; 0 = a leaf that may be evicted
+    SPINE,  # worst grade of its prefix-group objects, -1 when one is missing
+    FIRST_CHILD,  # the others are found through the hash table
+    FIRST_CHECKPOINT,
+    SIBLING_PREV,
+    SIBLING_NEXT,
+    GHOST_PREV,  # list of nodes without objects and anchors, in the order they lost them; -2 = not in it
+    GHOST_NEXT,
+    HEAP_AT,  # place in the heap of evictable leaves, -1 = not in it
+    KEY,  # hash of the tokens
+    USES,  # leases and commits that ended here
+) = range(16)
+
+# scalars: int64 [12]
+(
+    CLOCK,
+    FREE_PAGES,
+    FREE_NODES,
+    NODES_USED,
+    GHOST_HEAD,
+    GHOST_TAIL,
+    HEAP_SIZE,
+    GRAVE_HEAD,
+    GRAVE_TAIL,
+    EMPTIABLE,  # pages in the steal lists
+    PASSES,  # times that what can be evicted was counted
+    FRUGAL,  # 1 while pages are so scarce that slots come from pages that their group keeps anyway
+) = range(12)
+
+# counters: int64 [G, 6], objects
+ALLOCS, EVICTIONS, HITS, MISSES, COMMITS, UNKEPT = range(6)
