@@ -9,9 +9,20 @@ import sys
 from pathlib import Path
 
 import kvloom
-from kvloom.core import block_pool, eviction, hybrid_match, page_table, prefix_index, rules, sweep
+from kvloom.core import (
+    block_pool,
+    eviction,
+    hybrid_match,
+    leaf_heap,
+    page_table,
+    prefix_index,
+    progress,
+    room,
+    rules,
+    sweep,
+)
 
-MODULES = (block_pool, eviction, hybrid_match, page_table, prefix_index, rules, sweep)
+MODULES = (block_pool, eviction, hybrid_match, leaf_heap, page_table, prefix_index, progress, room, rules, sweep)
 
 
 def stamp_of(package: Path) -> str:

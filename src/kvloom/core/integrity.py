@@ -15,6 +15,7 @@ from kvloom.core.fields import (
     COL_BASE,
     COLUMNS,
     DEPTH,
+    EMPTIABLE,
     FIRST_CHECKPOINT,
     FIRST_CHILD,
     FREE_NODES,
@@ -37,6 +38,7 @@ from kvloom.core.fields import (
     PAGE_NEXT,
     PAGE_PINNED,
     PAGE_USED,
+    PAGES,
     PARENT,
     PART_HEAD,
     PINS,
@@ -185,6 +187,11 @@ def _check_pages(a: Arrays, geometry: ArenaGeometry, wrong: list[str]) -> None:
         wrong.append("page use counts are wrong")
     if (pinned[taken] != a.page[taken, PAGE_PINNED]).any():
         wrong.append("page pin counts are wrong")
+    for g in range(len(a.group)):
+        if np.count_nonzero(a.page[:, PAGE_GROUP] == g) != a.group[g, PAGES]:
+            wrong.append(f"group {g}: count of pages is wrong")
+    if np.count_nonzero(taken & (pinned == 0) & (used > 0)) != a.scalars[EMPTIABLE]:
+        wrong.append("count of pages that can be emptied is wrong")
     free = set(a.free_pages[: int(a.scalars[FREE_PAGES])].tolist())
     if free != set(np.flatnonzero(~taken).tolist()):
         wrong.append("free page stack is wrong")

@@ -394,9 +394,7 @@ def checkpoint_lacks_room(a: Arrays, n: int, start: int, position: int, grade: i
 
 
 @jit
-def reserve_snapshots(
-    a: Arrays, r: Rows, q: int, n: int, position: int, asked: bool, grade: int, out: AnyArray
-) -> int:
+def reserve_snapshots(a: Arrays, r: Rows, q: int, n: int, position: int, asked: bool, grade: int, out: AnyArray) -> int:
     """Take slots for the snapshots that node ``n`` keeps at ``position`` and does not have as good already.
 
     ``asked``: a checkpoint, so the interval does not matter.  ``out`` int64 [groups] gets global slots or -1.
@@ -489,9 +487,7 @@ def checkpoint_complete(a: Arrays, n: int, start: int, position: int, grade: int
     for g in range(a.group.shape[0]):
         if a.group[g, RULE] == RULE_SNAPSHOT:
             local = a.columns[n, a.group[g, COL_BASE]]
-            if snapshot_needed(a, g, position) and (
-                local < 0 or a.slot[a.group[g, SLOT_BASE] + local, GRADE] < grade
-            ):
+            if snapshot_needed(a, g, position) and (local < 0 or a.slot[a.group[g, SLOT_BASE] + local, GRADE] < grade):
                 return False
             continue
         origin = block_of(a, g, start)

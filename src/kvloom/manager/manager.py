@@ -272,7 +272,9 @@ class Manager:
         reserve nothing; what was committed stays, without the snapshots that nobody could copy then.
         """
         if tokens.dtype != np.int32 or tokens.shape != batch.rows.shape:
-            raise InputError(f"a step takes int32 tokens of shape {batch.rows.shape}, not {tokens.dtype} {tokens.shape}")
+            raise InputError(
+                f"a step takes int32 tokens of shape {batch.rows.shape}, not {tokens.dtype} {tokens.shape}"
+            )
         plans = self.finish(batch)
         place, why = begin_step(
             self.arrays, self.rows, batch.rows, tokens, self._vocabulary, self.spec.max_positions or 0
@@ -289,7 +291,9 @@ class Manager:
         if why == BAD_TOKEN:
             return InputError(f"token {token} after {length} is outside the vocabulary, 0 to {self._vocabulary - 1}")
         if why == TOO_LONG:
-            return InputError(f"{length + 1} tokens are more than the {self.spec.max_positions} positions of {self.spec.name}")
+            return InputError(
+                f"{length + 1} tokens are more than the {self.spec.max_positions} positions of {self.spec.name}"
+            )
         if why == BUSY:
             return SequenceError("the last append to a sequence of the batch was neither committed nor rolled back")
         return self.no_room(why, length + 1, f"decode one token after {length}")
