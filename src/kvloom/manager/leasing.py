@@ -25,12 +25,19 @@ class NoSlot(Exception):  # noqa: N818 - never leaves the manager
         self.group = group
 
 
+def _take_slot(manager: Manager, g: int) -> int:
+    s = int(take_or_evict(manager.arrays, g))
+    if s < 0 and manager.collect():
+        s = int(take_or_evict(manager.arrays, g))
+    if s < 0:
+        raise NoSlot(g)
+    return s
+
+
 def take(manager: Manager, row: int, g: int, block: int) -> int:
     """Take a slot for logical block ``block`` of ``row``; raises NoSlot."""
     a, r = manager.arrays, manager.rows
-    s = int(take_or_evict(a, g))
-    if s < 0:
-        raise NoSlot(g)
+    s = _take_slot(manager, g)
     put(a, r, row, g, block, s)
     r.span[row, g, LAST] = max(int(r.span[row, g, LAST]), block + 1)
     return s
@@ -67,9 +74,7 @@ def own_checkpoint_blocks(
             shared = int(slot_at(a, r, row, g, block))
             hold(a, g, shared)
             replaced.append((g, shared))
-            own = int(take_or_evict(a, g))
-            if own < 0:
-                raise NoSlot(g)
+            own = _take_slot(manager, g)
             release(a, g, shared)
             put(a, r, row, g, block, own)
             a.slot[own, GRADE] = a.slot[shared, GRADE]

@@ -162,6 +162,8 @@ class CachedSequence:
         ids = manager.checked_tokens(token_ids, length)
         manager.tick()
         full = reserve(manager.arrays, r, self.row, len(ids))
+        if full >= 0 and manager.collect():
+            full = reserve(manager.arrays, r, self.row, len(ids))
         if full >= 0:
             raise manager.no_room(full, length + len(ids), f"append {len(ids)} tokens after {length}")
         self._ids = ids.copy()  # the caller may use its buffer again before the commit

@@ -281,7 +281,7 @@ class RefManager:
         self.arena.clock += 1
         roots = [root for (own, _), root in self.namespaces.items() if salt is None or own == salt]
         dropped = sum(self._forget(root, None, None, SLOT_CLEARED) for root in roots)
-        self.reap()
+        self.collect()
         return dropped
 
     def drop(self, what: Kind | str, position: int | None, *, quarantine: bool) -> int:
@@ -294,7 +294,7 @@ class RefManager:
                 dropped += self._forget(None, group.index, position, code)
         if quarantine:
             self._break_readers()
-        self.reap()
+        self.collect()
         return dropped
 
     def reap(self) -> None:
@@ -309,6 +309,15 @@ class RefManager:
                 reads += [c.src for c in self.tickets[sequence.restore].copies if c.src is not None]
             sequence.broken = sequence.broken or any(s.state is ObjectState.QUARANTINED for s in reads)
 
+    def collect(self) -> bool:
+        """Free what nobody reads, before a request is refused; whether anything went."""
+        return self.core.collect([slot for s in self.running for held in s.blocks for slot in held.values()])
+
+    def take(self, group: int) -> Slot | None:
+        """A slot with one holder, evicting and collecting as needed."""
+        slot = self.core.take(group)
+        return self.core.take(group) if slot is None and self.collect() else slot
+
     # ---------------------------------------------------------------- decode steps
 
     def step(self, sequences: Sequence[RefSequence], tokens: Sequence[int]) -> list[Ticket | None]:
@@ -317,16 +326,23 @@ class RefManager:
         if any(sequence.pending for sequence in sequences):
             self._end_all(plans)
             raise SequenceError("an append is pending")
-        for at, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
-            full = sequence.reserve(1)
-            if full is None:
-                sequence.add([token], stepped=True)
-                continue
-            for before in sequences[:at]:
-                before.take_back()
+        refused = self._reserve_all(sequences)
+        if refused is not None and self.collect():
+            refused = self._reserve_all(sequences)
+        if refused is not None:
             self._end_all(plans)
-            raise self.no_room(sequence.length + 1)
+            raise self.no_room(refused.length + 1)
+        for sequence, token in zip(sequences, tokens, strict=True):
+            sequence.add([token], stepped=True)
         return plans
+
+    def _reserve_all(self, sequences: Sequence[RefSequence]) -> RefSequence | None:
+        for at, sequence in enumerate(sequences):
+            if sequence.reserve(1) is not None:
+                for before in sequences[:at]:
+                    before.take_back()
+                return sequence
+        return None
 
     def _end_all(self, plans: Sequence[Ticket | None]) -> None:
         for plan in plans:

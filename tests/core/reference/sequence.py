@@ -106,7 +106,7 @@ class RefSequence:
         for group in self.manager.core.groups:
             if not group.snapshot:
                 continue
-            live = self.manager.core.take(group.index)
+            live = self.manager.take(group.index)
             if live is None:
                 return None
             self.blocks[group.index][0] = live
@@ -126,7 +126,7 @@ class RefSequence:
             for block in sorted(self.blocks[group.index]):
                 if block * group.tokens < hit.start:
                     continue
-                own = self.manager.core.take(group.index)
+                own = self.manager.take(group.index)
                 if own is None:
                     return None
                 original = self.blocks[group.index][block]
@@ -146,7 +146,7 @@ class RefSequence:
         if self.pending:
             raise SequenceError("pending")
         manager.arena.clock += 1
-        if self.reserve(len(ids)) is not None:
+        if self.reserve(len(ids)) is not None and (not manager.collect() or self.reserve(len(ids)) is not None):
             raise manager.no_room(self.length + len(ids))
         self.add(ids, stepped=False)
 
@@ -384,7 +384,7 @@ class RefSequence:
             for block, slot in sorted(self.blocks[group.index].items()):
                 if block in child.blocks[group.index]:
                     continue
-                own = manager.core.take(group.index)
+                own = manager.take(group.index)
                 if own is None:
                     child._let_go()
                     raise manager.no_room(self.length)
