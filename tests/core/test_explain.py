@@ -10,6 +10,7 @@ from tests.core.specs import full, window
 from tests.core.toy_engine import ToyEngine
 from tests.core.workshop import engine, ids, prompt_of, reason_list
 
+from kvloom.core.fields import COL_BASE, GENERATION
 from kvloom.errors import StaleLeaseError
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import Grade, Kind, Reason
@@ -136,7 +137,7 @@ def test_a_window_far_behind_was_never_kept() -> None:
     e.prefill(s, PROMPT[:8])
     assert why(e, PROMPT[:9]) == (8, 8, [limit(Reason.LAST_TOKEN, 8)])
     a = e.manager.arrays
-    column = int(a.col_base[1])
+    column = int(a.group[1, COL_BASE])
     assert a.columns[s.node, column : column + 4].tolist()[:3] == [-1, -1, -1]
 
 
@@ -210,7 +211,7 @@ def test_a_lease_whose_slot_changed_hands_is_void() -> None:
     s = e.open(PROMPT)
     s.check()
     slot = int(s.block_table(0)[2])
-    e.manager.arrays.generation[slot] += 1
+    e.manager.arrays.slot[slot, GENERATION] += 1
     with pytest.raises(StaleLeaseError, match="'full'"):
         s.check()
 

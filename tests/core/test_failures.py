@@ -11,7 +11,8 @@ from tests.core.specs import blocks, window
 from tests.core.workshop import engine, ids, prompt_of, reason_list
 
 from kvloom.config import Device
-from kvloom.core.arrays import COMMITS, EVICTIONS
+from kvloom.core.fields import COMMITS, EVICTIONS, GENERATION, PAGE_GROUP, PAGE_USED, USED
+from kvloom.core.page_table import FIRST, LAST
 from kvloom.manager import Manager
 from kvloom.spec import ModelSpec
 from kvloom.spec.presets import PRESETS, load_preset
@@ -180,20 +181,20 @@ def test_b4_pages_move_between_kinds_and_nobody_loses_a_live_slot(spec: ModelSpe
     a = e.manager.arrays
     reader = e.open(prompt_of(30, 9))
     e.prefill(reader, prompt_of(29, 9))
-    generations = [a.generation[s] for s in _slots_of(reader)]
+    generations = a.slot[_slots_of(reader), GENERATION].tolist()
     owners: set[tuple[int, int]] = set()
     for variant in range(40):
         length = 20 + 7 * (variant % 9)
         e.request(prompt_of(length, variant), keep=variant % 3 > 0)
-        owners |= {(p, g) for p, g in enumerate(a.page_group.tolist()) if g >= 0}
+        owners |= {(p, g) for p, g in enumerate(a.page[:, PAGE_GROUP].tolist()) if g >= 0}
         for g in range(len(spec.groups)):
-            mine = a.page_group == g
-            assert int(a.page_used[mine].sum()) == int(a.used[g])
+            mine = a.page[:, PAGE_GROUP] == g
+            assert int(a.page[mine, PAGE_USED].sum()) == int(a.group[g, USED])
         e.manager.check_integrity()
         e.check(reader)
     moved = {p for p, _ in owners if len({g for q, g in owners if q == p}) > 1}
     assert moved, "no page ever changed hands: the test shows nothing"
-    assert [a.generation[s] for s in _slots_of(reader)] == generations
+    assert a.slot[_slots_of(reader), GENERATION].tolist() == generations
     reader.close()
 
 
@@ -202,8 +203,11 @@ def _slots_of(sequence: object) -> list[int]:
 
     arrays, rows = sequence.books()  # type: ignore[attr-defined]
     row = sequence.row  # type: ignore[attr-defined]
-    groups = range(len(arrays.rule))
-    return [int(slot_at(arrays, rows, row, g, b)) for g in groups for b in range(rows.first[row, g], rows.last[row, g])]
+    found = []
+    for g in range(len(arrays.group)):
+        first, last = rows.span[row, g, [FIRST, LAST]].tolist()
+        found += [int(slot_at(arrays, rows, row, g, block)) for block in range(first, last)]
+    return found
 
 
 def test_b5_a_commit_that_has_to_evict_makes_one_decision() -> None:
@@ -214,7 +218,7 @@ def test_b5_a_commit_that_has_to_evict_makes_one_decision() -> None:
         e.request(prompt_of(5, variant))
     s = e.open(prompt_of(40, 30))
     a = e.manager.arrays
-    assert a.used.tolist() == [8, 8]
+    assert a.group[:, USED].tolist() == [8, 8]
     s.append(ids(prompt_of(4, 30)))
     e.compute(s, prompt_of(4, 30))
     before = a.counters.copy()

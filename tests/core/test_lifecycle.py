@@ -11,6 +11,7 @@ from tests.core.differential import Life
 from tests.core.workshop import engine, ids, prompt_of, view
 from tests.core.worlds import WORLDS
 
+from kvloom.core.fields import STATE
 from kvloom.core.lifecycle import ALLOWED, TRANSITIONS, check_transition, move
 from kvloom.errors import LifecycleError, SequenceError
 from kvloom.types import Kind, ObjectState
@@ -58,10 +59,10 @@ def test_what_happens_in_a_random_life_follows_the_table() -> None:
     seen: set[int] = set()
     for world in WORLDS[2:8]:
         life = Life(world, seed=3)
-        before = life.fast.arrays.state.copy()
+        before = life.fast.arrays.slot[:, STATE].copy()
         for _ in range(80):
             life.step()
-            after = life.fast.arrays.state
+            after = life.fast.arrays.slot[:, STATE]
             assert reachable[before, after].all()
             seen |= set(after.tolist())
             before = after.copy()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.core.reference.rules import Group
 from tests.core.specs import ALL, blocks, chunks, window
-from tests.core.workshop import engine
+from tests.core.workshop import engine, prompt_of
 
 from kvloom.core import rules
+from kvloom.core.fields import COL_BASE, COLUMNS
 from kvloom.kinds import state_of
 from kvloom.spec.model_spec import GroupSpec, ModelSpec
 from kvloom.types import Kind
@@ -49,14 +51,19 @@ def test_three_ways_to_say_what_is_needed(spec: ModelSpec) -> None:
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)
 def test_a_block_is_published_where_it_is_needed(spec: ModelSpec) -> None:
-    a = engine(spec, 600, max_nodes=4).manager.arrays
-    for g, group in _unique(spec):
-        if group.is_snapshot:
-            continue
-        plain = Group(spec, g)
-        for end in range(spec.segment_tokens, 100, spec.segment_tokens):
-            useful = [b for b in range(end // group.block_tokens) if rules.block_useful(a, g, b, end)]
-            assert useful == plain.needed(end)
+    segment = spec.segment_tokens
+    blocks_wanted = 100 // segment * sum(segment // g.block_tokens for g in spec.groups if not g.is_snapshot)
+    e = engine(spec, 200 + 3 * blocks_wanted, max_nodes=110)
+    a = e.manager.arrays
+    s = e.open(prompt_of(1))
+    for end in range(segment, min(100, spec.max_positions or 100), segment):
+        e.step(s, prompt_of(end)[-segment:])
+        for g, group in _unique(spec):
+            if not group.is_snapshot:
+                first, count = a.group[g, [COL_BASE, COLUMNS]].tolist()
+                there = np.flatnonzero(a.columns[s.node, first : first + count] >= 0) + (end - segment) // group.block_tokens
+                wanted = [b for b in Group(spec, g).needed(end) if b * group.block_tokens >= end - segment]
+                assert there.tolist() == wanted, (group.name, end)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.name)

@@ -32,8 +32,7 @@ def arguments(e: ToyEngine, **changes: Any) -> dict[str, Any]:
     path = np.zeros(20, dtype=np.int32)
     root = next(iter(m._namespaces.values())).root
     depth = walk(m.arrays, root, ids(PROMPT), 33, path)
-    scratch = np.zeros((2, len(m.spec.groups)), dtype=np.int64)
-    position, at, checkpoint = best_boundary(m.arrays, path, depth, ids(PROMPT), 33, int(Grade.FAITHFUL), scratch)
+    position, at, checkpoint = best_boundary(m.arrays, path, depth, ids(PROMPT), 33, int(Grade.FAITHFUL))
     assert (position, at) == (33, 2)
     found = {
         "arrays": m.arrays,

@@ -8,7 +8,7 @@ from tests.core import specs
 from tests.core.specs import chunks, full, window
 from tests.core.workshop import engine, prompt_of
 
-from kvloom.core.page_table import allocate_rows
+from kvloom.core.page_table import WIDTH, allocate_rows
 from kvloom.spec.model_spec import ModelSpec
 
 RINGS = (
@@ -83,7 +83,7 @@ def test_tables_are_bounded_by_the_model_or_by_the_arena() -> None:
     for spec, widths in ((short, [3, 5]), (RINGS[1], None)):
         m = engine(spec, 200).manager
         rows = allocate_rows(spec, m.geometry, 2)
-        assert rows.width.tolist() == (widths or m.geometry.num_slots.tolist())
+        assert rows.shape[:, WIDTH].tolist() == (widths or m.geometry.num_slots.tolist())
 
 
 def test_a_window_of_one_block_less_than_the_prompt_at_every_alignment() -> None:

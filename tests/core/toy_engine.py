@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from tests.core.reference.rules import Group
 
+from kvloom.core.fields import OWNER, SLOT_BASE
+from kvloom.core.page_table import FIRST, LAST, place
 from kvloom.manager import CachedSequence, Manager
 from kvloom.plan import CopyPlan
 from kvloom.spec.model_spec import ModelSpec
@@ -136,9 +138,11 @@ class ToyEngine:
     def _check_private(self, group: int, slot: int) -> None:
         """A forward writes only into slots that are not cached and that no other sequence reads."""
         arrays, rows = self.manager.arrays, self.manager.rows
-        mine = slice(int(rows.offset[group]), int(rows.offset[group] + rows.width[group]))
-        readers = int((rows.table[[s.row for s in self.manager.running()], mine] == slot).sum())
-        if arrays.owner[int(arrays.slot_base[group]) + slot] >= 0 or readers != 1:
+        readers = 0
+        for row in [s.row for s in self.manager.running()]:
+            first, last = rows.span[row, group, [FIRST, LAST]].tolist()
+            readers += sum(int(rows.table[row, place(rows, group, block)]) == slot for block in range(first, last))
+        if arrays.slot[int(arrays.group[group, SLOT_BASE]) + slot, OWNER] >= 0 or readers != 1:
             raise WrongStateError(f"group {group} slot {slot}: a forward writes into a shared object")
 
     def rows(self, sequence: CachedSequence) -> list[tuple[int, Entry, int]]:

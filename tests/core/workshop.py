@@ -10,8 +10,9 @@ import numpy as np
 from tests.core.toy_engine import ToyEngine
 
 from kvloom.config import Device
-from kvloom.core.arrays import ALLOCS
 from kvloom.core.block_pool import release, take_slot
+from kvloom.core.fields import ALLOCS, ANCHORS, NTOKENS, OWNER, PINS, RESIDENT, SLOT_BASE, STATE
+from kvloom.core.page_table import FIRST, LAST, Rows, place
 from kvloom.manager import CachedSequence, Manager
 from kvloom.manager.tickets import Copy
 from kvloom.plan import CopyPlan
@@ -34,8 +35,9 @@ def prompt_of(length: int, variant: int = 0) -> list[int]:
 def squeezed(manager: Manager, group: int, leave: int) -> Iterator[None]:
     """While inside, ``group`` can only get ``leave`` more slots: plans in flight hold what is free or evictable."""
     arrays = manager.arrays
-    mine = range(int(arrays.slot_base[group]), int(arrays.slot_base[group + 1]))
-    evictable = [s for s in mine if arrays.owner[s] >= 0 and arrays.pins[s] == 0]
+    first = int(arrays.group[group, SLOT_BASE])
+    mine = range(first, first + int(manager.geometry.num_slots[group]))
+    evictable = [s for s in mine if arrays.slot[s, OWNER] >= 0 and arrays.slot[s, PINS] == 0]
     plans: list[CopyPlan] = [manager.tickets.issue([Copy(group, -1, slot)]) for slot in evictable]
     taken: list[int] = []
     while (slot := int(take_slot(arrays, group))) >= 0:
@@ -61,25 +63,36 @@ def holdings(manager: Manager) -> dict[str, Any]:
     arrays, rows = manager.arrays, manager.rows
     running = [sequence.row for sequence in manager.running()]
     return {
-        "holders": arrays.pins.tolist(),
-        "states": arrays.state.tolist(),
-        "owners": arrays.owner.tolist(),
-        "tables": rows.table[running].tolist(),
-        "bounds": (rows.first[running].tolist(), rows.last[running].tolist()),
+        "holders": arrays.slot[:, PINS].tolist(),
+        "states": arrays.slot[:, STATE].tolist(),
+        "owners": arrays.slot[:, OWNER].tolist(),
+        "tables": [_entries(rows, row, g) for row in running for g in range(len(rows.shape))],
+        "bounds": rows.span[running].tolist(),
         "rows": running,
         "plans": sorted(manager.tickets._open),
-        "weights": {n: w for n, w in enumerate(arrays.weight.tolist()) if w},
+        "nodes": {
+            n: (objects, anchors)
+            for n, (tokens, objects, anchors) in enumerate(arrays.node[:, [NTOKENS, RESIDENT, ANCHORS]].tolist())
+            if tokens >= 0 and objects + anchors > 0
+        },
         "in use": manager.in_use(),
     }
 
 
+def _entries(rows: Rows, row: int, group: int) -> list[int]:
+    """The local slots of the blocks in use."""
+    first, last = rows.span[row, group, [FIRST, LAST]].tolist()
+    return [int(rows.table[row, place(rows, group, block)]) for block in range(first, last)]
+
+
 def view(sequence: CachedSequence) -> dict[str, Any]:
     """What a sequence shows."""
-    groups = range(len(sequence.books()[1].width))
+    rows = sequence.books()[1]
+    groups = range(len(rows.shape))
     return {
         "numbers": (sequence.length, sequence.reused, sequence.grade, sequence.broken, sequence.closed, sequence.node),
         "tokens": sequence.tokens.tolist(),
-        "tables": [sequence.block_table(g).tolist() for g in groups],
+        "tables": [_entries(rows, sequence.row, g) for g in groups],
         "bounds": [(sequence.first_block(g), sequence.num_blocks(g)) for g in groups],
     }
 

@@ -30,6 +30,7 @@ class World:
 WORLDS = (
     World(specs.FULL, 40 * KIB, 3),
     World(specs.FULL, 64 * KIB, 4, max_nodes=14),
+    World(specs.FULL, 200 * KIB, 5, max_nodes=7),
     World(specs.FULL_WINDOW, 46 * KIB, 3),
     World(specs.FULL_WINDOW, 80 * KIB, 5, max_nodes=20),
     World(specs.THREE_SEGMENTS, 90 * KIB, 3),

@@ -377,6 +377,27 @@ def reap(a: Arrays, oldest: int) -> None:
 
 
 @jit
+def reap_unread(a: Arrays, read: AnyArray) -> int:
+    """Give back the slots that were given up and that nobody reads (``read``: bool, global slots); returns how many."""
+    s, before, count = a.scalars[GRAVE_HEAD], -1, 0
+    while s >= 0:
+        after = a.slot[s, NEXT]
+        if read[s]:
+            before = s
+        else:
+            if before >= 0:
+                a.slot[before, NEXT] = after
+            else:
+                a.scalars[GRAVE_HEAD] = after
+            if after < 0:
+                a.scalars[GRAVE_TAIL] = before
+            release(a, group_of_slot(a, s), s)
+            count += 1
+        s = after
+    return count
+
+
+@jit
 def forget_object(a: Arrays, g: int, s: int, code: int) -> None:
     """Take the object in slot ``s`` out of the index, leaving ``code``.
 

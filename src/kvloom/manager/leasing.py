@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +24,15 @@ class NoSlot(Exception):  # noqa: N818 - never leaves the manager
     def __init__(self, group: int) -> None:
         super().__init__(group)
         self.group = group
+
+
+def require_room(manager: Manager, short: Callable[[], int]) -> None:
+    """Raise NoSlot when ``short`` names a group without room, even once what nobody reads is given back."""
+    full = int(short())
+    if full >= 0 and manager.collect():
+        full = int(short())
+    if full >= 0:
+        raise NoSlot(full)
 
 
 def take(manager: Manager, row: int, g: int, block: int) -> int:

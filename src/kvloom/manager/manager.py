@@ -23,6 +23,7 @@ from kvloom.core.fields import (
     COLUMNS,
     FIRST_CHECKPOINT,
     FIRST_CHILD,
+    GRAVE_HEAD,
     NTOKENS,
     PARENT,
     PINS,
@@ -37,8 +38,8 @@ from kvloom.core.hybrid_match import best_boundary, walk
 from kvloom.core.integrity import check_books
 from kvloom.core.lifecycle import QUARANTINED
 from kvloom.core.namespace import ExtraKey, encode_namespace
-from kvloom.core.page_table import EPOCH, Rows, allocate_rows
-from kvloom.core.prefix_index import reap, take_node
+from kvloom.core.page_table import EPOCH, OFFSET, SHARED, Rows, allocate_rows
+from kvloom.core.prefix_index import reap, reap_unread, take_node
 from kvloom.core.progress import BAD_TOKEN, BUSY, TOO_LONG, begin_step, finish_step
 from kvloom.errors import (
     CapacityError,
@@ -276,9 +277,10 @@ class Manager:
                 f"a step takes int32 tokens of shape {batch.rows.shape}, not {tokens.dtype} {tokens.shape}"
             )
         plans = self.finish(batch)
-        place, why = begin_step(
-            self.arrays, self.rows, batch.rows, tokens, self._vocabulary, self.spec.max_positions or 0
-        )
+        arguments = (self.arrays, self.rows, batch.rows, tokens, self._vocabulary, self.spec.max_positions or 0)
+        place, why = begin_step(*arguments)
+        if place >= 0 and why >= 0 and self.collect():
+            place, why = begin_step(*arguments)
         if place >= 0:
             for plan in plans:
                 self.tickets.abandon(plan.ticket)
@@ -394,7 +396,7 @@ class Manager:
             for ns in self._namespaces.values()
             if salt is None or ns.salt == salt
         )
-        self._reap()
+        self.collect()
         return count
 
     def drop(self, what: Kind | str, position: int | None = None, *, quarantine: bool = False) -> int:
@@ -421,13 +423,25 @@ class Manager:
             failed = self.arrays.slot[:, STATE] == QUARANTINED
             for sequence in self._running.values():
                 sequence.distrust(failed)
-        self._reap()
+        self.collect()
         return count
 
     def _reap(self) -> None:
         """Give back what the index gave up while sequences that have ended since could still read it."""
         oldest = min((int(self.rows.state[row, EPOCH]) for row in self._running), default=self.now() + 1)
         reap(self.arrays, oldest)
+
+    def collect(self) -> bool:
+        """The same by looking at every block table: slow and exact, for when there is no room; whether anything went."""
+        a, r = self.arrays, self.rows
+        if a.scalars[GRAVE_HEAD] < 0:
+            return False
+        read = np.zeros(len(a.slot), dtype=np.bool_)
+        for row in self._running:
+            for g in range(len(a.group)):
+                first = r.shape[g, OFFSET]
+                read[a.group[g, SLOT_BASE] + r.table[row, first : first + r.span[row, g, SHARED]]] = True
+        return int(reap_unread(a, read)) > 0
 
     # ---------------------------------------------------------------- looking
 

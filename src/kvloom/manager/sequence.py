@@ -60,7 +60,7 @@ from kvloom.core.prefix_index import (
 from kvloom.core.progress import commit, publish, reserve
 from kvloom.core.rules import blocks_at, snapshot_needed
 from kvloom.errors import SequenceError, StaleLeaseError
-from kvloom.manager.leasing import NoSlot, own_checkpoint_blocks, take, take_live
+from kvloom.manager.leasing import NoSlot, own_checkpoint_blocks, require_room, take, take_live
 from kvloom.manager.ranges import TokenRange, token_ranges
 from kvloom.manager.tickets import Copy, Publication
 from kvloom.plan import CopyPlan, Explanation
@@ -126,9 +126,8 @@ class CachedSequence:
             worst = min(worst, int(a.slot[source, GRADE]))
         replaced: list[tuple[int, int]] = []
         try:
-            full = int(lease_lacks_room(a, r, row, hit.depth * a.tokens.shape[1] if hit.checkpoint >= 0 else -1))
-            if full >= 0:
-                raise NoSlot(full)
+            begin = hit.depth * a.tokens.shape[1] if hit.checkpoint >= 0 else -1
+            require_room(manager, lambda: lease_lacks_room(a, r, row, begin))
             copies = take_live(manager, row, snapshots)
             sealed, ready = own_checkpoint_blocks(manager, row, hit, replaced)
         except BaseException as error:
@@ -169,6 +168,8 @@ class CachedSequence:
         ids = manager.checked_tokens(token_ids, length)
         manager.tick()
         full = reserve(manager.arrays, r, self.row, len(ids))
+        if full >= 0 and manager.collect():
+            full = reserve(manager.arrays, r, self.row, len(ids))
         if full >= 0:
             raise manager.no_room(full, length + len(ids), f"append {len(ids)} tokens after {length}")
         self._ids = ids.copy()  # the caller may use its buffer again before the commit
@@ -490,9 +491,7 @@ class CachedSequence:
         share_row(a, r, self.row, row, self.length if detached else int(r.state[self.row, PUBLISHED]) * segment)
         copies, ready = [], []
         try:
-            full = int(fork_lacks_room(a, r, self.row, row))
-            if full >= 0:
-                raise NoSlot(full)
+            require_room(manager, lambda: fork_lacks_room(a, r, self.row, row))
             for g in range(len(a.group)):
                 for block in range(int(r.span[row, g, LAST]), int(r.span[self.row, g, LAST])):
                     source = int(slot_at(a, r, self.row, g, block))

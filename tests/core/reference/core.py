@@ -62,6 +62,14 @@ class Core:
         while self.graveyard and self.graveyard[0][1] < oldest:
             self.arena.release(self.graveyard.pop(0)[0])
 
+    def collect(self, read: Sequence[Slot]) -> bool:
+        """Free what was given up and is not among the slots that are read; whether anything went."""
+        unread = [slot for slot, _ in self.graveyard if slot not in read]
+        self.graveyard = [(slot, when) for slot, when in self.graveyard if slot in read]
+        for slot in unread:
+            self.arena.release(slot)
+        return bool(unread)
+
     def adopt(self, node: Node, place: Place, slot: Slot) -> None:
         """Publish a READY slot, unless something of the same grade or a better one is there."""
         present = node.columns[place]

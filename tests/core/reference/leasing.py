@@ -46,7 +46,7 @@ def lease(
         if not sequence.published(g, block):
             arena.hold(slot)
     originals: list[Slot] = []
-    possible = core.lacks_room(_private_need(sequence, None if at_segment else hit.start)) is None
+    possible = not manager.lacks_room(_private_need(sequence, None if at_segment else hit.start))
     copies = _live_slots(sequence, sources) if possible else None
     ready: list[Slot] = []
     if copies is not None and not at_segment:
@@ -136,7 +136,7 @@ def fork(sequence: RefSequence) -> RefSequence:
                     manager.arena.hold(slot)
                 child.blocks[group.index][block] = slot
     need = {g: len(sequence.blocks[g]) - len(child.blocks[g]) for g in range(len(sequence.blocks))}
-    if manager.core.lacks_room(need) is not None:
+    if manager.lacks_room(need):
         child.let_go()
         raise manager.no_room(sequence.length)
     copies: list[Copy] = []

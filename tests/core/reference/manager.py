@@ -260,7 +260,7 @@ class RefManager:
         self.arena.clock += 1
         roots = [root for (own, _), root in self.namespaces.items() if salt is None or own == salt]
         dropped = sum(self._forget(root, None, None, SLOT_CLEARED) for root in roots)
-        self.reap()
+        self.collect()
         return dropped
 
     def drop(self, what: Kind | str, position: int | None, *, quarantine: bool) -> int:
@@ -273,7 +273,7 @@ class RefManager:
                 dropped += self._forget(None, group.index, position, code)
         if quarantine:
             self._break_readers()
-        self.reap()
+        self.collect()
         return dropped
 
     def reap(self) -> None:
@@ -288,6 +288,15 @@ class RefManager:
                 reads += [c.src for c in self.tickets[sequence.restore].copies if c.src is not None]
             sequence.broken = sequence.broken or any(s.state is ObjectState.QUARANTINED for s in reads)
 
+    def collect(self) -> bool:
+        """Free what nobody reads, before a request is refused; whether anything went."""
+        return self.core.collect([slot for s in self.running for held in s.blocks for slot in held.values()])
+
+    def lacks_room(self, need: dict[int, int]) -> bool:
+        """Whether some group cannot get the slots it needs, even when what nobody reads was freed."""
+        full = self.core.lacks_room(need)
+        return full is not None and (not self.collect() or self.core.lacks_room(need) is not None)
+
     # ---------------------------------------------------------------- decode steps
 
     def step(self, sequences: Sequence[RefSequence], tokens: Sequence[int]) -> list[Ticket | None]:
@@ -296,18 +305,26 @@ class RefManager:
         if any(sequence.pending for sequence in sequences):
             self._end_all(plans)
             raise SequenceError("an append is pending")
-        refused = self._first_without_room(sequences)
-        for at, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
-            if refused is None and sequence.reserve(1):
-                sequence.add([token], stepped=True)
-            elif refused is None:
-                for before in sequences[:at]:
-                    before.take_back()
-                refused = sequence
+        refused = self._reserve_all(sequences)
+        if refused is not None and self.collect():
+            refused = self._reserve_all(sequences)
         if refused is not None:
             self._end_all(plans)
             raise self.no_room(refused.length + 1)
+        for sequence, token in zip(sequences, tokens, strict=True):
+            sequence.add([token], stepped=True)
         return plans
+
+    def _reserve_all(self, sequences: Sequence[RefSequence]) -> RefSequence | None:
+        refused = self._first_without_room(sequences)
+        if refused is not None:
+            return refused
+        for at, sequence in enumerate(sequences):
+            if not sequence.reserve(1):
+                for before in sequences[:at]:
+                    before.take_back()
+                return sequence
+        return None
 
     def _first_without_room(self, sequences: Sequence[RefSequence]) -> RefSequence | None:
         """The first sequence that cannot get another token beside those before it; None when all can at once."""

@@ -47,11 +47,13 @@ class RefSequence:
         if self.pending:
             raise SequenceError("pending")
         manager.arena.clock += 1
-        count = len(ids)
-        lacking = self.too_wide(count) or manager.core.lacks_room(self.need(count)) is not None
-        if lacking or not self.reserve(count):
-            raise manager.no_room(self.length + count)
+        if not self._got_room(len(ids)) and (not manager.collect() or not self._got_room(len(ids))):
+            raise manager.no_room(self.length + len(ids))
         self.add(ids, stepped=False)
+
+    def _got_room(self, count: int) -> bool:
+        possible = not self.too_wide(count) and self.manager.core.lacks_room(self.need(count)) is None
+        return possible and self.reserve(count)
 
     def need(self, count: int) -> Counter[int]:
         """Slots that ``count`` more tokens take, per group."""
