@@ -299,10 +299,8 @@ class Life:
         for _ in range(self.random.choice([1, 1, 2, self.world.spec.segment_tokens])):
             top = self.world.spec.max_positions or 10**9
             longest = max((r.length + r.pending for r in refs), default=0)
-            if longest >= top or longest > self.longest and self.random.random() < 0.9 or self.random.random() < 0.3:
-                plans = self._both(
-                    "finish", lambda: self.fast.finish(batch), lambda: self.ref.finish_step(refs)
-                )
+            if longest >= top or (longest > self.longest and self.random.random() < 0.9) or self.random.random() < 0.3:
+                plans = self._both("finish", lambda: self.fast.finish(batch), lambda: self.ref.finish_step(refs))
             else:
                 tokens = self._next_tokens(refs)
                 plans = self._both(

@@ -171,6 +171,29 @@ def test_a_segment_end_gets_its_snapshot_when_a_checkpoint_asks() -> None:
         e.manager.check_integrity()
 
 
+def test_a_checkpoint_that_is_hit_outlives_one_that_is_not() -> None:
+    e = engine(specs.FULL, 200)
+    for variant in range(3):
+        e.request(prompt_of(6, variant))
+    e.open(prompt_of(6)).close()
+    e.open(prompt_of(6)).close()
+    e.manager.evict(1)
+    e.manager.evict(1)
+    assert [e.open(prompt_of(6, variant)).reused for variant in range(3)] == [5, 0, 0]
+
+
+def test_the_caller_may_reuse_its_buffer_before_the_commit() -> None:
+    e = engine(specs.FULL, 64)
+    s = e.open(prompt_of(9))
+    buffer = ids(prompt_of(8))
+    s.append(buffer)
+    e.compute(s, prompt_of(8))
+    buffer[:] = 7
+    s.commit()
+    assert s.tokens.tolist() == prompt_of(8)
+    assert e.open(prompt_of(9)).reused == 8
+
+
 # ---------------------------------------------------------------- forks
 
 

@@ -1,11 +1,12 @@
 """Block tables of running sequences: dense arrays that map logical blocks to slots.
 
-Row ``q`` of ``table`` holds, from ``OFFSET`` of the group, the local slot of logical block ``i`` at column ``i % WIDTH`` (a ring
-for windows; other groups never wrap).  ``FIRST`` and ``LAST`` bound the logical blocks in use; snapshot groups have one column,
-their live slot.  Rows are allocated once at their largest shape, so that addresses stay valid for the life of the process.
+Row ``q`` of ``table`` holds, from ``OFFSET`` of the group, the local slot of logical block ``i`` at column ``i %
+WIDTH`` (a ring for windows; other groups never wrap).  ``FIRST`` and ``LAST`` bound the logical blocks in use;
+snapshot groups have one column, their live slot.  Rows are allocated once at their largest shape, so that addresses
+stay valid for the life of the process.
 
-Who holds what: blocks of a prefix group below ``SHARED`` belong to the index, held through the row's deepest node; all others are
-held by the row itself.
+Who holds what: blocks of a prefix group below ``SHARED`` belong to the index, held through the row's deepest node;
+all others are held by the row itself.
 """
 
 from __future__ import annotations
@@ -182,8 +183,9 @@ def undo_growth(a: Arrays, r: Rows, q: int, upto: int, length: int) -> None:
 def lease(a: Arrays, r: Rows, q: int, path: AnyArray, depth: int, checkpoint: int, position: int) -> int:
     """Enter the blocks that ``position`` needs into row ``q`` and hold them.  Returns the worst grade.
 
-    Prefix blocks of whole segments are held through the deepest node, which gets an anchor; windows, and everything that
-    belongs to the checkpoint, are held one by one (private copies must replace the latter before the first append).
+    Prefix blocks of whole segments are held through the deepest node, which gets an anchor; windows, and everything
+    that belongs to the checkpoint, are held one by one (private copies must replace the latter before the first
+    append).
     """
     end = path[depth]
     add_anchor(a, end)
@@ -283,7 +285,7 @@ def commit_segment(a: Arrays, r: Rows, q: int, parent: int, tokens: AnyArray, of
 
 @jit
 def mark_computed(a: Arrays, r: Rows, q: int, length: int, more: int, grade: int) -> None:
-    """The engine wrote the state of ``more`` tokens after ``length``: whole blocks become READY and all take the grade."""
+    """The engine wrote the state of ``more`` tokens after ``length``: whole blocks become READY, all take the grade."""
     for g in range(a.group.shape[0]):
         if a.group[g, RULE] == RULE_SNAPSHOT:
             s = slot_at(a, r, q, g, 0)
@@ -309,9 +311,7 @@ def shrink_windows(a: Arrays, r: Rows, q: int, length: int) -> None:
 
 
 @jit
-def reserve_snapshots(
-    a: Arrays, r: Rows, q: int, n: int, position: int, asked: bool, grade: int, out: AnyArray
-) -> int:
+def reserve_snapshots(a: Arrays, r: Rows, q: int, n: int, position: int, asked: bool, grade: int, out: AnyArray) -> int:
     """Take slots for the snapshots that node ``n`` keeps at ``position`` and does not have as good already.
 
     ``asked``: a checkpoint, so the interval does not matter.  ``out`` int64 [groups] gets global slots or -1.
@@ -402,9 +402,7 @@ def checkpoint_complete(a: Arrays, n: int, start: int, position: int, grade: int
     for g in range(a.group.shape[0]):
         if a.group[g, RULE] == RULE_SNAPSHOT:
             local = a.columns[n, a.group[g, COL_BASE]]
-            if snapshot_needed(a, g, position) and (
-                local < 0 or a.slot[a.group[g, SLOT_BASE] + local, GRADE] < grade
-            ):
+            if snapshot_needed(a, g, position) and (local < 0 or a.slot[a.group[g, SLOT_BASE] + local, GRADE] < grade):
                 return False
             continue
         origin = block_of(a, g, start)
