@@ -15,6 +15,7 @@ from kvloom.errors import CapacityError
 from kvloom.manager import CachedSequence, Manager
 from kvloom.plan import CopyPlan
 from kvloom.spec.model_spec import ModelSpec
+from kvloom.types import Grade
 
 Operation = Callable[[ToyEngine, CachedSequence], Any]
 
@@ -206,6 +207,60 @@ def _fits(manager: Manager, tokens: int) -> bool:
     from kvloom.core.geometry import fits
 
     return fits(manager.spec, manager.geometry, tokens)
+
+
+def test_what_a_better_grade_replaced_makes_room_when_nobody_reads_it() -> None:
+    """Alone on an arena of just its size, a request replaces a faithful version of itself."""
+    e = engine(specs.FULL, 40, max_nodes=40)
+    prompt = prompt_of(79)
+    s = e.open(prompt)
+    e.step(s, prompt[:1])
+    e.prefill(s, prompt[:72])
+    s.close()
+    better = e.open(prompt, floor=Grade.CANONICAL)
+    e.prefill(better, prompt)
+    e.check(better)
+    e.manager.check_integrity()
+    better.close()
+    assert e.open(prompt, floor=Grade.CANONICAL).reused == 72
+
+
+def test_what_a_reader_still_reads_is_not_given_away_when_there_is_no_room() -> None:
+    e = engine(specs.FULL, 64, max_nodes=60)
+    prompt = prompt_of(40)
+    s = e.open(prompt)
+    e.step(s, prompt[:1])
+    e.prefill(s, prompt[:39])
+    s.close()
+    reader = e.open(prompt)
+    assert (reader.reused, reader.grade) == (32, Grade.FAITHFUL)
+    better = e.open(prompt, floor=Grade.CANONICAL)
+    e.prefill(better, prompt[:32])
+    hungry = e.open(prompt_of(72, 3))
+    with pytest.raises(CapacityError):
+        e.prefill(hungry, prompt_of(72, 3))
+    e.check(reader)
+    e.manager.check_integrity()
+    reader.close()
+    hungry.close()
+    again = e.open(prompt_of(72, 3))
+    e.prefill(again, prompt_of(72, 3))
+    e.check(better)
+
+
+def test_what_is_cleared_is_free_at_once_unless_somebody_reads_it() -> None:
+    e = engine(specs.FULL, 200, max_nodes=60)
+    stranger = e.open([9, 9])
+    e.request(prompt_of(40))
+    reader = e.open(prompt_of(17))
+    used = e.manager.stats().used
+    assert e.manager.clear() > 0
+    assert e.manager.stats().used == 4 * 2048 < used
+    e.check(reader)
+    reader.close()
+    assert e.manager.stats().used == 4 * 2048, "the stranger began before it was given up"
+    stranger.close()
+    assert e.manager.stats().used == 0
 
 
 def test_an_append_that_can_never_fit_says_so() -> None:

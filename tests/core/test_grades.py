@@ -188,3 +188,14 @@ def test_a_checkpoint_gets_better_when_it_is_made_again() -> None:
         hit.close()
         assert e.open(prompt).reused == (21 if best is Grade.FAITHFUL else 0)
         e.manager.check_integrity()
+
+
+def test_a_checkpoint_that_is_hit_outlives_one_that_is_not() -> None:
+    e = engine(specs.FULL, 200)
+    for variant in range(3):
+        e.request(prompt_of(6, variant))
+    e.open(prompt_of(6)).close()
+    e.open(prompt_of(6)).close()
+    e.manager.evict(1)
+    e.manager.evict(1)
+    assert [e.open(prompt_of(6, variant)).reused for variant in range(3)] == [5, 0, 0]

@@ -22,15 +22,18 @@ PAIRS = list(itertools.product(ObjectState, ObjectState))
 @pytest.mark.parametrize(("current", "target"), PAIRS, ids=lambda s: s.name)
 def test_a_transition_is_legal_or_changes_nothing(current: ObjectState, target: ObjectState) -> None:
     legal = target in TRANSITIONS[current] or (target is ObjectState.QUARANTINED and current is not ObjectState.FREE)
-    states = np.array([0, int(current), 3], dtype=np.int32)
+    slots = np.full((3, 8), 7, dtype=np.int32)
+    slots[1, STATE] = int(current)
+    wanted = slots.copy()
     if legal:
-        move(states, 1, int(target))
+        wanted[1, STATE] = int(target)
+        move(slots, 1, int(target))
         check_transition(current, target)
-        assert states.tolist() == [0, int(target), 3]
+        assert (slots == wanted).all()
         return
     with pytest.raises(LifecycleError):
-        move(states, 1, int(target))
-    assert states.tolist() == [0, int(current), 3]
+        move(slots, 1, int(target))
+    assert (slots == wanted).all()
     with pytest.raises(LifecycleError, match=f"from {current.name} to {target.name}"):
         check_transition(current, target)
 

@@ -172,3 +172,15 @@ def test_another_thread_is_refused_and_nothing_changes() -> None:
     s.close()
     other.close()
     m.check_integrity()
+
+
+def test_the_caller_may_reuse_its_buffer_before_the_commit() -> None:
+    e = engine(specs.FULL, 64)
+    s = e.open(prompt_of(9))
+    buffer = np.array(prompt_of(8), dtype=np.int32)
+    s.append(buffer)
+    e.compute(s, prompt_of(8))
+    buffer[:] = 7
+    s.commit()
+    assert s.tokens.tolist() == prompt_of(8)
+    assert e.open(prompt_of(9)).reused == 8

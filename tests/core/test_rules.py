@@ -61,7 +61,10 @@ def test_a_block_is_published_where_it_is_needed(spec: ModelSpec) -> None:
         for g, group in _unique(spec):
             if not group.is_snapshot:
                 first, count = a.group[g, [COL_BASE, COLUMNS]].tolist()
-                there = np.flatnonzero(a.columns[s.node, first : first + count] >= 0) + (end - segment) // group.block_tokens
+                there = (
+                    np.flatnonzero(a.columns[s.node, first : first + count] >= 0)
+                    + (end - segment) // group.block_tokens
+                )
                 wanted = [b for b in Group(spec, g).needed(end) if b * group.block_tokens >= end - segment]
                 assert there.tolist() == wanted, (group.name, end)
 

@@ -52,5 +52,5 @@ def jit(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """Like ``jit``, for the small steps of hot loops: always inlined, since passing all arrays costs more than the step."""
+    """Like ``jit``, for small steps of hot loops: always inlined, since passing all arrays costs more than the step."""
     return _compile(function, forceinline=True)

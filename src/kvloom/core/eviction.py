@@ -64,8 +64,8 @@ def _empty_page(a: Arrays, g: int, p: int) -> None:
 def make_room(a: Arrays, g: int) -> bool:
     """Evict the oldest thing that can give group ``g`` a slot, sooner or later; False when nothing can go.
 
-    Candidates: the oldest leaf, the group's own oldest auxiliary object, and the oldest page of another group that can be
-    emptied at once.
+    Candidates: the oldest leaf, the group's own oldest auxiliary object, and the oldest page of another group that
+    can be emptied at once.
     """
     what, which, when = NOTHING, -1, 0
     if a.scalars[HEAP_SIZE] > 0:

@@ -1,8 +1,8 @@
 """The one-pass match: the deepest boundary at which every group can resume.
 
-``walk`` follows the tokens down the index while every prefix group is complete (the prefix-AND).  ``best_boundary`` then looks
-from the deepest position up for the first at which windows (run length) and snapshots (point presence) are there too.
-``diagnose`` says what was missing further down.
+``walk`` follows the tokens down the index while every prefix group is complete (the prefix-AND).  ``best_boundary``
+then looks from the deepest position up for the first at which windows (run length) and snapshots (point presence) are
+there too. ``diagnose`` says what was missing further down.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _complete_depth(a: Arrays, path: AnyArray, depth: int, floor: int) -> int:
 
 @inlined
 def _node_of(path: AnyArray, depth: int, checkpoint: int, k: int) -> int:
-    """Node that holds the blocks of segment ``k`` (0-based) for a boundary ``depth`` segments deep, or its checkpoint."""
+    """Node that holds the blocks of segment ``k`` (0-based) for a boundary after ``depth`` segments."""
     return path[k + 1] if k < depth else checkpoint
 
 
@@ -117,10 +117,12 @@ def _first_fault(
 
 @jit
 def _ceiling(a: Arrays, path: AnyArray, depth: int, checkpoint: int, position: int, floor: int) -> int:
-    """``position`` when every group can resume there, else a bound: no boundary above it and below ``position`` can either.
+    """``position`` when every group can resume there, else a bound: no boundary above it and below ``position`` can
+    either.
 
-    A missing window block spoils every later position up to ``position``.  A checkpoint brings its own blocks of its segment,
-    so those of the segment with the hole may still do; and a chunked window needs nothing from before its chunk.
+    A missing window block spoils every later position up to ``position``.  A checkpoint brings its own blocks of its
+    segment, so those of the segment with the hole may still do; and a chunked window needs nothing from before its
+    chunk.
     """
     ceiling = position
     for g in range(a.group.shape[0]):
@@ -172,7 +174,15 @@ def best_boundary(
 def first_bad_group(a: Arrays, path: AnyArray, depth: int, checkpoint: int, position: int, floor: int) -> int:
     """The first group that cannot resume at this boundary, or -1: verification repeats what the match found."""
     for k in range(1, depth + 1):
-        if a.node[path[k], SPINE] < floor or a.node[path[k], PARENT] != path[k - 1]:
+        n = path[k]
+        if a.node[n, PARENT] != path[k - 1]:
+            return 0
+        if a.node[n, SPINE] < floor:
+            for g in range(a.group.shape[0]):
+                first = a.group[g, COL_BASE]
+                for c in range(first, first + a.group[g, COLUMNS]):
+                    if a.group[g, RULE] == RULE_PREFIX and fault(a, n, c, g, floor) != 0:
+                        return g
             return 0
     for g in range(a.group.shape[0]):
         if _first_fault(a, g, path, depth, checkpoint, position, floor)[1] != 0:

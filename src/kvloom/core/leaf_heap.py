@@ -65,7 +65,7 @@ def _sink(a: Arrays, at: int) -> None:
 
 @jit
 def _loosen(a: Arrays, n: int, loose: bool) -> None:
-    """Tell the pages of the node's objects that they can (not) be evicted now.  Auxiliary objects tell them themselves."""
+    """Tell the pages of the node's objects that these can (not) be evicted now.  Auxiliary objects do so themselves."""
     whole = a.node[n, NTOKENS] == a.tokens.shape[1]
     for g in range(a.group.shape[0]):
         if whole and a.group[g, RULE] != RULE_PREFIX:

@@ -1,11 +1,12 @@
 """Block tables of running sequences: dense arrays that map logical blocks to slots.
 
-Row ``q`` of ``table`` holds, from ``OFFSET`` of the group, the local slot of logical block ``i`` at column ``i % WIDTH`` (a ring
-for windows; other groups never wrap).  ``FIRST`` and ``LAST`` bound the logical blocks in use; snapshot groups have one column,
-their live slot.  Rows are allocated once at their largest shape, so that addresses stay valid for the life of the process.
+Row ``q`` of ``table`` holds, from ``OFFSET`` of the group, the local slot of logical block ``i`` at column ``i %
+WIDTH`` (a ring for windows; other groups never wrap).  ``FIRST`` and ``LAST`` bound the logical blocks in use;
+snapshot groups have one column, their live slot.  Rows are allocated once at their largest shape, so that addresses
+stay valid for the life of the process.
 
-Who holds what: blocks of a prefix group below ``SHARED`` belong to the index, held through the row's deepest node; all others are
-held by the row itself.
+Who holds what: blocks of a prefix group below ``SHARED`` belong to the index, held through the row's deepest node;
+all others are held by the row itself.
 """
 
 from __future__ import annotations
@@ -197,8 +198,9 @@ def undo_growth(a: Arrays, r: Rows, q: int, upto: int, length: int) -> None:
 def lease(a: Arrays, r: Rows, q: int, path: AnyArray, depth: int, checkpoint: int, position: int) -> int:
     """Enter the blocks that ``position`` needs into row ``q`` and hold them.  Returns the worst grade.
 
-    Prefix blocks of whole segments are held through the deepest node, which gets an anchor; windows, and everything that
-    belongs to the checkpoint, are held one by one (private copies must replace the latter before the first append).
+    Prefix blocks of whole segments are held through the deepest node, which gets an anchor; windows, and everything
+    that belongs to the checkpoint, are held one by one (private copies must replace the latter before the first
+    append).
     """
     end = path[depth]
     add_anchor(a, end)
@@ -324,7 +326,7 @@ def republish(a: Arrays, r: Rows, q: int) -> None:
 
 @jit
 def mark_computed(a: Arrays, r: Rows, q: int, length: int, more: int, grade: int) -> None:
-    """The engine wrote the state of ``more`` tokens after ``length``: whole blocks become READY and all take the grade."""
+    """The engine wrote the state of ``more`` tokens after ``length``: whole blocks become READY, all take the grade."""
     for g in range(a.group.shape[0]):
         if a.group[g, RULE] == RULE_SNAPSHOT:
             s = slot_at(a, r, q, g, 0)

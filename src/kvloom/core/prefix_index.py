@@ -1,7 +1,8 @@
 """The prefix index: a tree of segments and checkpoints, found by hash, trusted only token by token.
 
 Every node names, per group and block, the slot that holds its object (``columns``), or a code that says why there is
-none.  A node without objects and anchors is a ghost that only serves to explain misses, and is the first to be recycled.
+none.  A node without objects and anchors is a ghost that only serves to explain misses, and is the first to be
+recycled.
 
 A lease on a prefix holds its deepest node; that protects everything above, since only leaves are evicted.
 """
@@ -74,7 +75,7 @@ def hash_segment(parent: int, tokens: AnyArray, start: int, count: int) -> int:
     for i in range(count - 1, -1, -step):
         h = (h ^ np.uint64(tokens[start + i])) * np.uint64(0xFF51AFD7ED558CCD)
         h ^= h >> np.uint64(32)
-    return np.int64(h >> np.uint64(33))
+    return np.int64(h >> np.uint64(33))  # type: ignore[return-value] # compiled code knows no other int
 
 
 @inlined
@@ -299,7 +300,7 @@ def take_node(a: Arrays) -> int:
 
 @inlined
 def new_node(a: Arrays, parent: int, tokens: AnyArray, start: int, count: int) -> int:
-    """A segment (``count`` = segment length) or checkpoint below ``parent``, anchored once for the caller; -1 when full."""
+    """A segment (``count`` = segment length) or checkpoint below ``parent``, anchored for the caller; -1 when full."""
     add_anchor(a, parent)  # this node's; and the parent must not be recycled to make room for its child
     n = take_node(a)
     if n < 0:

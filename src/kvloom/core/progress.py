@@ -106,10 +106,11 @@ def commit(a: Arrays, r: Rows, q: int, ids: AnyArray, claim: int) -> int:
 def finish_step(
     a: Arrays, r: Rows, rows: AnyArray, begin: int, claim: int, ended: AnyArray, count: int
 ) -> tuple[int, int]:
-    """Commit the token that a step reserved in every row of ``rows[begin:]``; ``ended[count:]`` gets the rows that end a segment.
+    """Commit the token that a step reserved in every row of ``rows[begin:]``.
 
-    Returns (place, rows in ``ended``): ``len(rows)`` when done, else the place of a row that is computed but for which the
-    index has no room; the caller publishes it, or does not, and goes on behind it.
+    ``ended[count:]`` gets the rows that end a segment.  Returns (place, rows in ``ended``): ``len(rows)`` when done,
+    else the place of a row that is computed but for which the index has no room; the caller publishes it, or does not,
+    and goes on behind it.
     """
     segment = a.tokens.shape[1]
     for i in range(begin, len(rows)):
@@ -152,8 +153,8 @@ def _first_without_room(a: Arrays, r: Rows, rows: AnyArray) -> tuple[int, int]:
 def begin_step(a: Arrays, r: Rows, rows: AnyArray, tokens: AnyArray, vocabulary: int, longest: int) -> tuple[int, int]:
     """Reserve one more token for every row: (-1, 0), or nothing changed and (place in ``rows``, why).
 
-    Why: the group without room, ``BAD_TOKEN`` (not in ``[0, vocabulary)``), ``TOO_LONG`` (``longest`` tokens, 0 = no limit), or
-    ``BUSY`` (an append is pending).
+    Why: the group without room, ``BAD_TOKEN`` (not in ``[0, vocabulary)``), ``TOO_LONG`` (``longest`` tokens, 0 = no
+    limit), or ``BUSY`` (an append is pending).
     """
     segment = a.tokens.shape[1]
     for i in range(len(rows)):

@@ -254,7 +254,10 @@ class Manager:
     # ---------------------------------------------------------------- decode steps
 
     def batch(self, sequences: Sequence[CachedSequence]) -> Batch:
-        """The sequences of a decode batch, prepared once for many ``step`` calls.  Raises SequenceError if one cannot go on."""
+        """The sequences of a decode batch, prepared once for many ``step`` calls.
+
+        Raises SequenceError if one of them cannot go on, or is there twice.
+        """
         self.enter()
         for sequence in sequences:
             sequence.require_usable()
@@ -266,11 +269,11 @@ class Manager:
     def step(self, batch: Batch, tokens: Int32Array) -> tuple[CopyPlan, ...]:
         """One decode step of a whole batch in one call.
 
-        The token that the step before reserved was computed in every sequence (at best FAITHFUL); now one more is reserved
-        for each: ``tokens`` int32 [batch].  ``finish`` commits the last one.
+        The token that the step before reserved was computed in every sequence (at best FAITHFUL); now one more is
+        reserved for each: ``tokens`` int32 [batch].  ``finish`` commits the last one.
 
-        Returns the snapshot copies to run before the next forward, usually none.  CapacityError, InputError and SequenceError
-        reserve nothing; what was committed stays, without the snapshots that nobody could copy then.
+        Returns the snapshot copies to run before the next forward, usually none.  CapacityError, InputError and
+        SequenceError reserve nothing; what was committed stays, without the snapshots that nobody could copy then.
         """
         if tokens.dtype != np.int32 or tokens.shape != batch.rows.shape:
             raise InputError(
@@ -335,7 +338,8 @@ class Manager:
         a = self.arrays
         held = a.slot[:, PINS] > 0
         seen: set[int] = set()
-        for n in [*(sequence.node for sequence in self._running.values()), *self.tickets.nodes()]:
+        for end in [*(sequence.node for sequence in self._running.values()), *self.tickets.nodes()]:
+            n = end
             while n >= 0 and n not in seen:
                 seen.add(n)
                 whole = a.node[n, NTOKENS] == self.spec.segment_tokens
@@ -432,7 +436,10 @@ class Manager:
         reap(self.arrays, oldest)
 
     def collect(self) -> bool:
-        """The same by looking at every block table: slow and exact, for when there is no room; whether anything went."""
+        """Like ``_reap``, by looking at every block table: slow and exact, for when there is no room.
+
+        Returns whether anything went.
+        """
         a, r = self.arrays, self.rows
         if a.scalars[GRAVE_HEAD] < 0:
             return False

@@ -338,7 +338,8 @@ class CachedSequence:
     def tokens(self) -> Int32Array:
         """The ids of the computed tokens, int32 [length] (a read-only copy: what is published is named by them).
 
-        Raises SequenceError once closed, and when the index was full and a batch went on, since nobody kept the ids then.
+        Raises SequenceError once closed, and when the index was full and a batch went on, since nobody kept the ids
+        then.
         """
         if self._closed:
             raise SequenceError("the sequence is closed; its ids are gone")
@@ -371,7 +372,7 @@ class CachedSequence:
         return self._snapshot(asked=False)
 
     def publish_stepped(self) -> bool:
-        """Publish the segment that a step filled, though the index is full (used by ``Manager.step``); whether it did."""
+        """Try to publish the segment that a step filled, though the index is full (used by ``Manager.step``)."""
         state, segment = self._manager.rows.state[self.row], self._manager.spec.segment_tokens
         self._ids = self._manager.rows.tail[self.row, segment - 1 :].copy()
         self._publish_rest(0)

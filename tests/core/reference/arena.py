@@ -50,7 +50,8 @@ class Page:
 class Arena:
     """Slots of all groups.  A page belongs to one group while any slot of it is in use.
 
-    ``emptiable[g]``: pages of group ``g`` whose used slots can all be evicted now, in the order in which they became so.
+    ``emptiable[g]``: pages of group ``g`` whose used slots can all be evicted now, in the order in which they became
+    so.
     ``held_on``: while pages are scarce, how many slots are held on each page that somebody holds a slot on.
     """
 
@@ -146,7 +147,7 @@ class Arena:
         self.settle()
 
     def settle(self) -> None:
-        """Look again at what is evictable; pages that can be emptied now join the end of their line, one slot after the other."""
+        """Look again at what is evictable, slot by slot; pages that can be emptied now join the end of their line."""
         loose = {s for slots in self.slots for s in slots if s.evictable}
         for slot in self._loose - loose:
             self._leave_emptiable(slot)

@@ -117,14 +117,16 @@ class Core:
 
         In a tie the object goes first, then the leaf, then pages in the order of groups.
         """
-        candidates: list[tuple[int, int, Callable[[], None]]] = []
-        for slot in self.arena.auxiliary(group)[:1]:
-            candidates.append((slot.released[0], -2, partial(self.forget, slot, SLOT_EVICTED)))
-        for leaf in self.index.leaves()[:1]:
-            candidates.append((leaf.stamp, -1, partial(self.evict_leaf, leaf)))
-        for g in [] if self.arena.static else [g.index for g in self.groups if g.index != group]:
-            for page in self.arena.emptiable[g][:1]:
-                candidates.append((self.arena.pages[page].since, g, partial(self._empty_page, g, page)))
+        others = [] if self.arena.static else [g.index for g in self.groups if g.index != group]
+        candidates: list[tuple[int, int, Callable[[], None]]] = [
+            *((s.released[0], -2, partial(self.forget, s, SLOT_EVICTED)) for s in self.arena.auxiliary(group)[:1]),
+            *((leaf.stamp, -1, partial(self.evict_leaf, leaf)) for leaf in self.index.leaves()[:1]),
+            *(
+                (self.arena.pages[page].since, g, partial(self._empty_page, g, page))
+                for g in others
+                for page in self.arena.emptiable[g][:1]
+            ),
+        ]
         if not candidates:
             return False
         min(candidates, key=lambda c: c[:2])[2]()
@@ -167,7 +169,7 @@ class Core:
     def lacks_room(self, need: dict[int, int]) -> int | None:
         """The first group that cannot get the slots it needs, even if everything went that nobody holds.
 
-        Pages are scarce when fewer are to spare than slots wanted, and two for each group, unless what is free is enough.
+        Pages are scarce when fewer are to spare than slots wanted, and two for each group, unless enough are free.
         """
         arena = self.arena
         arena.held_on = None

@@ -67,9 +67,9 @@ class Node:
 class Index:
     """All namespaces.
 
-    ``holders`` of a node are the sequences that end there and the transfers to it; its ``anchors`` are these and whatever
-    lives below.  A node lives by its objects and anchors.  Dead nodes stay as ghosts, which explain misses, until
-    their place is needed.
+    ``holders`` of a node are the sequences that end there and the transfers to it; its ``anchors`` are these and
+    whatever lives below.  A node lives by its objects and anchors.  Dead nodes stay as ghosts, which explain misses,
+    until their place is needed.
     """
 
     def __init__(self, places: int, segment: int, columns: list[Place]) -> None:
@@ -82,7 +82,8 @@ class Index:
     def settle(self) -> None:
         """Recompute who is anchored and who is a ghost.
 
-        The newly dead join the end of the line, children before parents, and leave the time of their last use to the parent.
+        The newly dead join the end of the line, children before parents, and leave the time of their last use to the
+        parent.
         """
         dead: list[Node] = []
         living: set[Node] = set()
