@@ -62,7 +62,7 @@ def _table(rows: list[Row]) -> Table:
     from kvloom.config import format_size
 
     table = Table(
-        title="What is used of what is reserved",
+        title="What is used of what is reserved, and the time of an append",
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE_HEAD,
@@ -71,7 +71,7 @@ def _table(rows: list[Row]) -> Table:
     )
     for name in ("case", "allocator"):
         table.add_column(name, no_wrap=True)
-    for name in ("used", "peak", "copied", "append µs P50", "P99"):
+    for name in ("used", "peak", "copied", "P50 µs", "P99 µs"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         sizes = format_size(row.peak_reserved_bytes), format_size(row.copied_bytes)
