@@ -67,7 +67,7 @@ def cases(conversations: Lengths = CONVERSATIONS, *, seed: int = 0) -> tuple[Cas
         Case("8 x 1k of 2k", ((512, 512),) * 8, 2048, 8, together=True),
         Case("16 x 0.5-4k of 8k", tuple((n - n // 2, n // 2) for n in drawn), 8192, 16, together=True),
         Case(
-            "Azure conversations",
+            "chat lengths",
             tuple(conversations),
             max(16_384, 1 << (longest - 1).bit_length()),
             16,
