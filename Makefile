@@ -3,6 +3,8 @@
 # make check   ruff, mypy --strict, import-linter
 # make test    the test suite
 # make wheel-check  the wheel, without torch, on every Python that is here
+# make test-long   100,000 random operations: the core against its plain reference
+# make replay-traces TRACES=DIR  LRU over the full public traces agrees with the plain reference
 # make gpu-check   verify-model for five families on CUDA (says so when there is no CUDA device)
 
 VENV  := .venv
@@ -12,7 +14,7 @@ STAMP := $(VENV)/.kvloom-setup
 # Threads that wait by spinning are several times slower when the cores have other work too.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup demo check test gpu-check wheel-check
+.PHONY: setup demo check test test-long replay-traces gpu-check wheel-check
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -32,6 +34,12 @@ check: setup
 
 test: setup
 	$(BIN)/pytest
+
+test-long: setup
+	$(BIN)/python -m tests.core.long --steps 100000
+
+replay-traces: setup
+	$(BIN)/python tools/replay_traces.py "$(TRACES)"
 
 gpu-check: setup
 	$(BIN)/python tools/gpu_check.py

@@ -59,9 +59,9 @@ class Explanation:
     """What a lookup found and what stopped it.
 
     ``boundary`` is the number of reused tokens, ``grade`` the grade of the hit (None for a miss).
-    ``limits`` says, for the nearest boundary beyond the hit that the tokens would have allowed,
-    each thing that was missing there; ``known_tokens`` is how many leading tokens are known to
-    the index at all.
+    ``limits`` says, for the deepest boundary that the tokens would have allowed, the first thing that each
+    group lacked there, and then why the tokens allowed no deeper one; ``known_tokens`` is how many leading
+    tokens are known to the index at all.
     """
 
     boundary: int

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from kvloom import __version__
+from kvloom.cli.bench import bench
 from kvloom.cli.failures import guarded
 from kvloom.cli.replay import replay
 
@@ -168,3 +169,4 @@ def demo(as_json: AsJson = False) -> int:
 
 
 app.command()(replay)
+app.add_typer(bench)
