@@ -38,7 +38,7 @@ from kvloom.core.fields import (
     USED,
 )
 
-OFTEN = 32
+OFTEN = 4
 
 
 @jit
