@@ -168,14 +168,15 @@ def test_bad_model_directories(invoke, model_dir: Path, document: Path, tmp_path
 def test_ctrl_c(model_dir: Path, document: Path) -> None:
     """SIGINT in the middle of an answer: exit 130, one line, no traceback."""
     command = [sys.executable, "-m", "kvloom", "run", "--model", model_dir, "--document", document, "--question", "?"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell passes it on as ignored
     process = subprocess.Popen(
         [*map(str, command), "--device", "64MiB", "--max-new-tokens", "3000"],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background shell passes it on as ignored
     )
+    signal.signal(signal.SIGINT, before)
     assert process.stdout is not None
     assert "tokens of" in process.stdout.readline()  # the document is read, the answer begins
     process.send_signal(signal.SIGINT)
