@@ -170,11 +170,11 @@ def _check_fit(engine: Engine, prompt: int, new: int) -> None:
             f"the longest prompt has {prompt} tokens, and an answer may have {new}, but the model allows {limit} "
             "together; use a shorter document or a smaller --max-new-tokens"
         )
-    needed, cap = engine.manager.peak_bytes(prompt + new), engine.manager.cap
+    needed, cap = engine.manager.tier_needed(prompt + new), engine.manager.cap
     if needed > cap:
         raise CapacityError(
-            f"a prompt of {prompt} tokens with an answer of up to {new} needs {needed} bytes ({format_size(needed)}) "
-            f"of the device tier, whose cap is {cap} bytes; use --device {-(-needed // 1024**2)}MiB or more",
+            f"a prompt of {prompt} tokens with an answer of up to {new} needs a device tier of {needed} bytes "
+            f"({format_size(needed)}), and the cap is {cap} bytes; use --device {needed} or more",
             needed=needed,
             cap=cap,
             in_use=engine.manager.in_use(),

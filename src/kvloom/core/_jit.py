@@ -33,7 +33,10 @@ def _sources_stamp() -> bytes:
 
 def _compile(function: F, **options: Any) -> F:
     options |= {"nogil": True, "_nrt": False}
-    compiled = numba.njit(cache=True, **options)(function)
+    try:
+        compiled = numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # a read-only installation without a writable cache directory
+        return cast("F", numba.njit(**options)(function))
     stamped: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
     if hasattr(stamped, "_source_stamp"):
         stamped._source_stamp = (stamped._source_stamp, _sources_stamp())

@@ -333,6 +333,10 @@ class Manager:
         """Bytes that a request of ``tokens`` tokens holds at its peak, alone and without a hit."""
         return peak_bytes(self.spec, tokens, self.spec.segment_tokens)
 
+    def tier_needed(self, tokens: int) -> int:
+        """Bytes of a device tier, to within 1 %, that holds a request of ``tokens`` tokens; the cap when it fits."""
+        return self.cap if fits(self.spec, self.geometry, tokens) else smallest_arena(self.spec, tokens)
+
     def in_use(self) -> int:
         """Bytes of the slots that cannot be evicted now."""
         a = self.arrays

@@ -97,4 +97,12 @@ def _extend_rows(  # noqa: PLR0917
             at += size
 
 
-extend_rows = cast("Callable[..., None]", numba.njit(cache=True)(_extend_rows))
+def _compiled() -> Callable[..., None]:
+    """The compiled kernel, cached on disk where there is a place for it."""
+    try:
+        return cast("Callable[..., None]", numba.njit(cache=True)(_extend_rows))
+    except RuntimeError:  # a read-only installation without a writable cache directory
+        return cast("Callable[..., None]", numba.njit(_extend_rows))
+
+
+extend_rows = _compiled()

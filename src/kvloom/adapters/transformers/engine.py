@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 import threading
 import weakref
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 import transformers
@@ -16,6 +18,8 @@ from transformers import PreTrainedModel
 from kvloom.adapters.transformers.cache import LayerPlan
 from kvloom.adapters.transformers.device import Arena, make_arena
 from kvloom.adapters.transformers.hooks import ForwardHooks
+from kvloom.adapters.transformers.interrupts import whole
+from kvloom.adapters.transformers.layers import refuse
 from kvloom.adapters.transformers.probe import probe
 from kvloom.adapters.transformers.runner import Runner
 from kvloom.adapters.transformers.session import Session
@@ -44,6 +48,7 @@ class Engine:
         manager: decides what is reused and what goes.
         arena: every slot of every group, one storage.
         layers: how the layers of a cache are made.
+        hooks: what sees the forwards of the model.
     """
 
     def __init__(self, model: PreTrainedModel, spec: ModelSpec, manager: Manager) -> None:
@@ -52,9 +57,10 @@ class Engine:
         self.manager = manager
         self.arena: Arena = make_arena(manager.geometry, spec, model.device)
         self.layers = LayerPlan(model.config, places(spec))
-        self._hooks = ForwardHooks(model)
+        self.hooks = ForwardHooks(model)
         self._dropped: list[CachedSequence] = []
 
+    @whole
     def open(
         self,
         token_ids: Any,
@@ -115,6 +121,7 @@ class Engine:
         weakref.finalize(runner, self._dropped.append, runner.sequence).atexit = False
         return runner
 
+    @whole
     def close_dropped(self) -> None:
         """Close the sequences of sessions and copied caches that nobody refers to any more."""
         while self._dropped:
@@ -122,7 +129,7 @@ class Engine:
 
     def close(self) -> None:
         """Take the hooks off the model.  Open sessions cannot go on; close them first."""
-        self._hooks.remove()
+        self.hooks.remove()
         self.close_dropped()
 
     def __enter__(self) -> Self:
@@ -133,11 +140,31 @@ class Engine:
     ) -> None:
         self.close()
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        refuse("copying an engine", "attach the model again, or fork a session")
+
+    def __copy__(self) -> NoReturn:
+        refuse("copying an engine", "attach the model again, or fork a session")
+
     def _abi(self) -> str:
-        """What may change under a running engine and then makes other state: it becomes part of every key."""
-        weights = sum(p._version for p in self.model.parameters() if not p.is_inference())
-        implementation = self.model.config._attn_implementation
-        return f"attention={implementation} threads={torch.get_num_threads()} weights={weights}"
+        """What may change under a running engine and then makes other state: it becomes part of every key.
+
+        Weights are told apart by where they lie and by torch's version counters, so swapped, merged and edited ones
+        are noticed, except for writes through ``.data`` that keep the storage, which torch does not count.
+        """
+        weights = hashlib.blake2b(digest_size=16)
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            version = 0 if tensor.is_inference() else tensor._version
+            weights.update(struct.pack("<QQ", tensor.data_ptr(), version))
+        parts = (m for m in self.model.modules() if m is not self.model)
+        hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in parts)
+        settings = (
+            self.model.config._attn_implementation,
+            torch.get_num_threads(),
+            torch.get_float32_matmul_precision(),
+            torch.backends.mkldnn.enabled,
+        )
+        return f"settings={settings} hooks={hooks} weights={weights.hexdigest()}"
 
 
 def attach(

@@ -45,6 +45,8 @@ class ForwardHooks:
         cache = find_cache(args, kwargs)
         if cache is not None:
             runner = cache.runner
+            if runner.engine.hooks is not self and runner.engine.model is module:
+                return  # another engine's session on the same model: its own hooks see this call too
             if runner.engine.model is not module:
                 raise UnsupportedError("this cache belongs to a session of another model")
             ids = kwargs.get("input_ids", args[0] if args else None)
@@ -52,7 +54,7 @@ class ForwardHooks:
 
     def _after(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         cache = find_cache(args, kwargs)
-        if cache is not None and cache.runner.flight.end >= 0:
+        if cache is not None and cache.runner.engine.hooks is self and cache.runner.flight.end >= 0:
             if output is None:  # the forward raised
                 cache.runner.abort()
             else:

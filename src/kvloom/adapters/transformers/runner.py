@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvloom.adapters.transformers.block_table import Flight
+from kvloom.adapters.transformers.interrupts import whole
 from kvloom.adapters.transformers.layers import PagedLayerMixin
 from kvloom.adapters.transformers.recurrent import PagedLinearLayer
 from kvloom.adapters.transformers.state import SequenceState
@@ -47,6 +48,7 @@ class Runner:
         """Tokens whose state is there."""
         return self.sequence.length
 
+    @whole
     def take_off(self, ids: torch.Tensor) -> None:
         """A forward over ``ids`` (int64, ``[q]``) is about to run: reserve its slots."""
         self.abort()
@@ -57,6 +59,7 @@ class Runner:
         self._state.refresh()
         self.flight.start, self.flight.end = start, start + ids.shape[0]
 
+    @whole
     def land(self) -> None:
         """The forward is over: publish the segments that it completed."""
         end = self.flight.end
@@ -67,11 +70,13 @@ class Runner:
         self.flight.start = self.flight.end = -1
         self.engine.run(self.sequence.commit(self.claim))
 
+    @whole
     def abort(self) -> None:
         """If a forward is in progress it will not finish (it raised, or Ctrl-C): give its slots back."""
         if self.flight.end >= 0:
             self._roll_back()
 
+    @whole
     def checkpoint(self) -> None:
         """Keep the exact present end resumable, as far as there is room."""
         self.abort()
@@ -80,6 +85,7 @@ class Runner:
             self.engine.run(self.sequence.checkpoint())
             self._kept_at = self.length
 
+    @whole
     def fork(self) -> Runner:
         """A second sequence with the same past."""
         self.abort()
@@ -93,6 +99,7 @@ class Runner:
             child.close()
             raise
 
+    @whole
     def close(self) -> None:
         """Keep the end resumable unless it is torn, and give everything back."""
         if self.sequence.closed:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from transformers import PreTrainedModel
 
 from kvloom.adapters.transformers.cache import PagedCache
 from kvloom.adapters.transformers.forward import forward_chunk
+from kvloom.adapters.transformers.layers import refuse
 from kvloom.adapters.transformers.runner import Runner
 from kvloom.errors import InputError
 from kvloom.manager.sequence import CachedSequence
@@ -133,6 +134,12 @@ class Session:
     def close(self) -> None:
         """Keep the end resumable and give everything back.  Closing twice is harmless."""
         self._runner.close()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        refuse("copying a session", "use Session.fork, or copy.deepcopy of its cache, which forks too")
+
+    def __copy__(self) -> NoReturn:
+        refuse("copying a session", "use Session.fork, or copy.deepcopy of its cache, which forks too")
 
     def __enter__(self) -> Self:
         return self

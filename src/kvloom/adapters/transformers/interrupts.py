@@ -1,0 +1,46 @@
+"""Ctrl-C at a safe moment: while the books of the manager change, an interrupt waits until they are whole again."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class _Held:
+    """Holds SIGINT back between enter and exit (only the main thread gets signals; elsewhere this does nothing)."""
+
+    __slots__ = ("_previous", "_received")
+
+    def __enter__(self) -> None:
+        self._received: list[tuple[int, FrameType | None]] = []
+        self._previous: Any = None
+        if threading.current_thread() is threading.main_thread():
+            previous = signal.getsignal(signal.SIGINT)
+            if callable(previous):
+                self._previous = previous
+                signal.signal(signal.SIGINT, lambda number, frame: self._received.append((number, frame)))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+            if self._received:
+                self._previous(*self._received[0])
+
+
+def whole(method: Callable[..., Result]) -> Callable[..., Result]:
+    """Let ``method`` finish before an interrupt that arrives in it is delivered; for methods that take milliseconds."""
+
+    @functools.wraps(method)
+    def run(*args: Any, **options: Any) -> Result:
+        with _Held():
+            return method(*args, **options)
+
+    return run
