@@ -154,3 +154,24 @@ def test_an_internal_error_is_code_70(monkeypatch: pytest.MonkeyPatch, saved: Pa
     code, values = run(saved, segment=32, block_size=32)
     assert code == 70
     assert values["reason"] == "internal error: RuntimeError: a bug"
+
+
+@pytest.mark.parametrize("family", ["falcon_h1", "granitemoehybrid"])
+def test_configs_as_transformers_saves_them(family: str, tmp_path: Path) -> None:
+    """They hold infinities that only transformers' own reader takes back."""
+    tiny_config(family).save_pretrained(tmp_path)
+    out: list[str] = []
+    code = verify_command(str(tmp_path), random_init=True, segment=32, block_size=32, as_json=True, write=out.append)
+    assert (code, json.loads(out[0])["verdict"]) == (0, "exact")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"), [({"sliding_window": 1}, "cannot run"), ({"vocab_size": 2}, "vocabulary")]
+)
+def test_what_transformers_cannot_run_is_unsupported(options: dict[str, int], says: str, tmp_path: Path) -> None:
+    tiny_config("mistral", **options).save_pretrained(tmp_path)
+    out: list[str] = []
+    code = verify_command(str(tmp_path), random_init=True, segment=32, block_size=32, as_json=True, write=out.append)
+    report = json.loads(out[0])
+    assert (code, report["verdict"]) == (2, "unsupported")
+    assert says in report["reason"]

@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from kvloom.adapters.transformers.forward import forward_chunk
-from kvloom.errors import StaleLeaseError
+from kvloom.errors import InputError, StaleLeaseError
 from kvloom.plan import Explanation
 from kvloom.spec.model_spec import GroupSpec, ModelSpec
 from kvloom.types import Grade
@@ -20,6 +20,9 @@ from kvloom.verification.report import Boundary, Difference, Report
 from kvloom.verification.routing import RouteObserver, Routes, observing, pinning
 from kvloom.verification.spread import Spread
 from kvloom.verification.state import compare_state
+
+LEAST_TOKENS = 16
+"""Ordinary ids that a vocabulary must have, so that random prompts do not agree by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +222,10 @@ def random_tokens(model: PreTrainedModel, count: int, generator: torch.Generator
             if name.endswith(("_token_id", "_token_index")):
                 special.update(value if isinstance(value, list) else [value] if isinstance(value, int) else [])
     allowed = torch.tensor([i for i in range(config.vocab_size) if i not in special])
+    if len(allowed) < LEAST_TOKENS:
+        raise InputError(
+            f"the vocabulary has {len(allowed)} ids that are no special tokens; random prompts need {LEAST_TOKENS}"
+        )
     return allowed[torch.randint(0, len(allowed), (1, count), generator=generator)]
 
 

@@ -112,8 +112,8 @@ def text_config(path: Path) -> object:
 
     file = path / "config.json" if path.is_dir() else path
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
-        config = AutoConfig.for_model(**raw)
+        json.loads(file.read_text(encoding="utf-8"))  # its message names line and column
+        config = AutoConfig.from_pretrained(file, local_files_only=True)
     except Exception as error:  # transformers raises whatever its validators raise
         raise InputError(f"{file}: transformers cannot read the config: {_first_line(error)}") from error
     return config.get_text_config(decoder=True)

@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvloom.adapters.transformers import attach
-from kvloom.errors import InputError, KVLoomError
+from kvloom.errors import InputError, KVLoomError, UnsupportedError
 from kvloom.spec.from_config import spec_from_config
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import Kind
@@ -74,7 +74,12 @@ def verify_model(
         seed=seed,
     )
     ids = random_tokens(model, count, torch.Generator().manual_seed(seed)).to(model.device)
-    report.spread = spread = measure_spread(model, ids, spec.segment_tokens)
+    try:
+        spread = measure_spread(model, ids, spec.segment_tokens)
+    except Exception as error:  # kvloom has no part in it yet: transformers raises whatever its parts raise
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UnsupportedError(f"transformers itself cannot run this model: {type(error).__name__}: {first}") from error
+    report.spread = spread
     if not spread.supported:
         report.reason = (
             f"transformers resumes this model wrongly by itself: {spread.worst} differ by {spread.absolute:.3g} at "
