@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvloom.adapters.transformers import Engine, attach
-from kvloom.errors import UnsupportedError
+from kvloom.errors import ConfigError, UnsupportedError
 from kvloom.testing.families import random_model, tiny_config
 from kvloom.types import Grade
 
@@ -122,3 +122,9 @@ def test_compiled_code_needs_no_place_on_disk() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("options", [{"device": "9999TiB"}, {"device": 2**70}])
+def test_more_than_the_machine_has_is_a_typed_error(options: dict[str, int | str]) -> None:
+    with pytest.raises(ConfigError, match="cannot give"):
+        attach(random_model(tiny_config("llama"), seed=0), **options)

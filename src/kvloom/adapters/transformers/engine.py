@@ -26,7 +26,7 @@ from kvloom.adapters.transformers.session import Session
 from kvloom.adapters.transformers.state import places
 from kvloom.adapters.transformers.tokens import to_tokens
 from kvloom.config import Device
-from kvloom.errors import UnsupportedError
+from kvloom.errors import ConfigError, UnsupportedError
 from kvloom.manager import Manager
 from kvloom.manager.sequence import CachedSequence
 from kvloom.plan import CopyPlan
@@ -193,7 +193,7 @@ def attach(
 
     Raises:
         SpecError: the model keeps state that is not understood.
-        ConfigError: an option is out of range.
+        ConfigError: an option is out of range, or more than the machine has.
         CapacityError: the cap is smaller than the smallest request.
         UnsupportedError: training mode, or a model on several devices.
     """
@@ -208,5 +208,12 @@ def attach(
     spec = probe(model, spec_from_config(config, dtype=dtype, **options))  # type: ignore[arg-type]
     versions = (("torch", torch.__version__), ("transformers", transformers.__version__))
     spec = replace(spec, identity=tuple(sorted((*spec.identity, *versions))))
-    manager = Manager(spec, [Device(device)], policy=policy, max_sequences=max_sequences, thread_id=threading.get_ident)
-    return Engine(model, spec, manager)
+    tier = Device(device)
+    try:
+        manager = Manager(spec, [tier], policy=policy, max_sequences=max_sequences, thread_id=threading.get_ident)
+        return Engine(model, spec, manager)
+    except (MemoryError, OSError) as error:
+        raise ConfigError(
+            f"this machine cannot give a device tier of {tier.size} bytes with {max_sequences} sequences ({error}); "
+            "use a smaller size, or fewer sequences"
+        ) from error
