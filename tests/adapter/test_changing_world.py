@@ -17,9 +17,11 @@ import torch
 from transformers import PreTrainedModel
 
 from kvloom.adapters.transformers import Engine, attach
+from kvloom.adapters.transformers.forward import forward_chunk
 from kvloom.errors import ConfigError, UnsupportedError
 from kvloom.testing.families import random_model, tiny_config
 from kvloom.types import Grade
+from kvloom.verification.cold import canonical_chunks, run_cold
 
 IDS = torch.arange(100)[None] % 200
 
@@ -62,6 +64,24 @@ def test_state_of_other_weights_is_a_miss(edit: Callable[[PreTrainedModel], None
         assert reused(engine) == 96
         edit(model)
         assert reused(engine) == 0
+
+
+def test_weights_written_behind_torchs_back_miss_once_it_is_said() -> None:
+    model = random_model(tiny_config("llama"), seed=0)
+    with engine_on(model) as engine:
+        assert (reused(engine), reused(engine)) == (0, 96)
+        before = model.model.layers[0].input_layernorm.weight
+        version = before._version
+        before.data.mul_(1.5)
+        assert before._version == version, "torch counts such writes now: weights_changed is not needed any more"
+        engine.weights_changed()
+        with engine.open(IDS) as session:
+            assert session.reused == 0
+            session.prefill()
+            warm = forward_chunk(model, IDS[:, 99:], session.cache, 99)[0]
+        cold = run_cold(model, IDS, canonical_chunks(100, 32)).logits[-1]
+        assert torch.equal(warm, cold)
+        assert reused(engine) == 96
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "qwen3_next", "deepseek_v4"])

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -27,6 +28,7 @@ from kvloom.errors import (  # noqa: E402
 )
 from kvloom.testing.families import random_model, tiny_config  # noqa: E402
 
+RECURRENT = ("qwen3_next", "qwen3_5", "kimi_linear", "lfm2", "lfm3", "falcon_h1", "granitemoehybrid")
 Call = Callable[[Any, torch.Tensor, Any], Any]
 
 REFUSED: dict[str, Call] = {
@@ -94,8 +96,31 @@ def test_after_the_engine_is_closed_its_caches_raise(lab: Any) -> None:
     engine, ids = lab.engine("gpt_oss"), lab.ids(40)
     session = engine.open(ids)
     engine.close()
-    with pytest.raises(SequenceError, match="outside a forward"):
-        engine.model(ids, past_key_values=session.cache)
+    uses = (
+        lambda: engine.model(ids, past_key_values=session.cache),
+        session.prefill,
+        lambda: session.step(39),
+        session.fork,
+        lambda: engine.open(ids),
+    )
+    for use in uses:
+        with pytest.raises(SequenceError, match=r"engine .* closed.* attach the model again"):
+            use()
+    session.close()
+    assert lab.held(engine) == 0
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_call_past_the_hooks_does_not_touch_the_state(lab: Any, family: str) -> None:
+    """Models update a recurrent state in place as soon as they have it in hand."""
+    engine, ids = lab.engine(family), lab.ids(40)
+    with engine.open(ids) as session:
+        session.prefill()
+        before = engine.arena.bytes.clone()
+        with pytest.raises(SequenceError, match="outside a forward"):
+            engine.model.model(ids[:, 39:], past_key_values=session.cache)
+        assert torch.equal(engine.arena.bytes, before)
+        assert torch.equal(lab.last(session, ids), lab.cold(engine.model, ids))
 
 
 def test_a_closed_session_raises(lab: Any) -> None:
@@ -144,7 +169,14 @@ BAD_IDS: dict[str, tuple[Any, str]] = {
     "ragged": ([[1], [2, 3]], "array"),
     "none": (None, "integers"),
     "too long": ([1] * 4097, "4097"),
-    "huge": ([2**70], "integers"),
+    "huge": ([1, 2**70], "1180591620717411303424 at position 1 is outside the vocabulary"),
+    "a dict": ({"input_ids": [1, 2]}, r"pass its \['input_ids'\]"),
+    "a set": ({1, 2}, "not set"),
+    "an object": (np.array([1, "a"], dtype=object), "position 1 is 'a'"),
+    "on device meta": (torch.zeros(3, dtype=torch.int64, device="meta"), "meta"),
+    "sparse": (torch.eye(3, dtype=torch.int64).to_sparse(), "sparse_coo"),
+    "float8": (torch.zeros(3).to(torch.float8_e4m3fn), "integers"),
+    "NaN": ([float("nan")], "integers"),
 }
 
 

@@ -35,7 +35,11 @@ from kvloom.types import Grade, Kind
         ([1, 100], "token 100 at position 1 is outside the vocabulary, 0 to 99"),
         ([2**31], "token 2147483648"),
         ([2**63], "token 9223372036854775808"),
-        ([2**80], "object"),
+        ([2**80], "token 1208925819614629174706176 at position 0 is outside"),
+        ([1, -(2**80)], "token -1208925819614629174706176 at position 1 is outside"),
+        ([2**9999], "token of 10000 bits at position 0 is outside"),
+        ({1, 2}, "not set; pass a list"),
+        (np.array([1, "a"], dtype=object), "position 1 is 'a'"),
         (np.array([2**64 - 1], dtype=np.uint64), "18446744073709551615"),
     ],
 )
@@ -95,12 +99,69 @@ def test_a_read_only_prompt_is_taken_and_a_prompt_may_change_afterwards() -> Non
         s.tokens[0] = 7
 
 
+def test_an_object_array_of_ids_is_taken() -> None:
+    e = engine(specs.FULL, 64)
+    e.request(prompt_of(20))
+    assert e.manager.open(np.array(prompt_of(20), dtype=object)).reused == 19
+
+
+def test_a_floor_is_a_grade_or_its_name() -> None:
+    e = engine(specs.FULL, 64)
+    e.request(prompt_of(40))
+    assert e.open(prompt_of(40), floor="Canonical").reused == e.open(prompt_of(40), floor=Grade.CANONICAL).reused < 39
+    for floor in ("best", 99, 1, None, float("nan"), True):
+        with pytest.raises(InputError, match="floor"):
+            e.open(prompt_of(40), floor=floor)
+
+
+def test_the_grade_of_a_commit_and_the_group_of_a_table_are_checked() -> None:
+    e = engine(specs.V4, 200)
+    s = e.open([1, 2, 3])
+    e.manager.step(e.manager.batch([]), np.zeros(0, dtype=np.int32))
+    s.append([1])
+    for grade in (99, "best", None):
+        with pytest.raises(InputError, match="grade"):
+            s.commit(grade)  # type: ignore[arg-type]
+    e.compute(s, [1])
+    s.commit("faithful")  # type: ignore[arg-type]
+    assert s.length == 1
+    for read in (s.block_table, s.first_block, s.num_blocks, s.published_blocks, s.live_slot):
+        for group in (99, -1, "csa", 0.0, None):
+            with pytest.raises(InputError, match="group index"):
+                read(group)  # type: ignore[arg-type]
+
+
 def test_salts_keys_groups_and_sizes() -> None:
     e = engine(specs.V4, 200)
     e.request(prompt_of(20))
+    other = engine(specs.V4, 200).open([1, 2])
+    mine = e.manager.batch([e.open([1, 2])])
     bad: list[Callable[[], Any]] = [
         lambda: e.open([1, 2], salt="text"),
         lambda: e.open([1, 2], extra_keys=["lora"]),
+        lambda: e.open([1, 2], extra_keys=None),
+        lambda: e.open([1, 2], extra_keys=3),
+        lambda: e.open([1, 2], extra_keys="ab"),
+        lambda: e.open([1, 2], extra_keys={"lora": "x"}),
+        lambda: e.open([1, 2], extra_keys=("lora", "x")),
+        lambda: e.open([1, 2], extra_keys=[("n", float("nan"))]),
+        lambda: e.open([1, 2], extra_keys=[("n", 10**5000)]),
+        lambda: e.manager.complete(None),  # type: ignore[arg-type]
+        lambda: e.manager.abandon(3),  # type: ignore[arg-type]
+        lambda: e.manager.evict(-1),
+        lambda: e.manager.evict(1.5),  # type: ignore[arg-type]
+        lambda: e.manager.evict("1MiB"),  # type: ignore[arg-type]
+        lambda: e.manager.drop(None),  # type: ignore[arg-type]
+        lambda: e.manager.drop("csa", -1),
+        lambda: e.manager.drop("csa", "x"),  # type: ignore[arg-type]
+        lambda: e.manager.peak_bytes(1.5),  # type: ignore[arg-type]
+        lambda: e.manager.tier_needed(-1),
+        lambda: e.manager.batch([3]),  # type: ignore[list-item]
+        lambda: e.manager.batch([other]),
+        lambda: e.manager.step(mine, [1]),  # type: ignore[arg-type]
+        lambda: Manager(specs.FULL, [Device(64 * KIB)], max_sequences=1.5),  # type: ignore[arg-type]
+        lambda: Manager(specs.FULL, [Device(64 * KIB)], max_sequences=10**12),
+        lambda: Manager(specs.FULL, [Device(64 * KIB)], max_nodes="3"),  # type: ignore[arg-type]
         lambda: e.manager.clear("text"),  # type: ignore[arg-type]
         lambda: e.manager.drop("csaa"),
         lambda: Manager(specs.FULL, [], max_sequences=1),

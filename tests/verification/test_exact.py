@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from kvloom.errors import InputError  # noqa: E402
+from kvloom.errors import InputError, UnsupportedError  # noqa: E402
 from kvloom.testing.families import FAMILIES, REAL_V4_RATIOS, random_model, tiny_config  # noqa: E402
 from kvloom.types import Grade, Kind  # noqa: E402
 from kvloom.verification.report import Omission, Report, Verdict  # noqa: E402
@@ -69,6 +69,20 @@ def test_exact(family: str, dtype: str) -> None:
     assert values["first_difference"] is None
     assert {"position", "grade", "bitwise", "max_abs_diff"} <= set(values["boundaries"][0])
     assert all({"objects_restored", "bytes_restored", "omission"} <= set(kind) for kind in values["kinds"].values())
+
+
+@pytest.mark.parametrize("rates", [(1, 16), (4, 1)])
+def test_deepseek_v4_that_compresses_nothing_is_exact(rates: tuple[int, int]) -> None:
+    """At a ratio of 1 no row ever waits to be compressed, so that group is never restored."""
+    names = ("compressed_sparse_attention", "heavily_compressed_attention")
+    config = tiny_config("deepseek_v4", compress_rates=dict(zip(names, rates, strict=True)))
+    report = verify_model(random_model(config), segment=SEGMENT, block_size=SEGMENT)
+    assert report.verdict is Verdict.EXACT, report.to_text()
+
+
+def test_a_model_that_transformers_cannot_run_is_unsupported() -> None:
+    with pytest.raises(UnsupportedError, match="get_seq_length"):
+        verify_model(random_model(tiny_config("lfm2", layer_types=["conv"] * 2)))
 
 
 @pytest.mark.slow

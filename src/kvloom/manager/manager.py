@@ -49,6 +49,7 @@ from kvloom.errors import (
     WrongThreadError,
 )
 from kvloom.manager.explain import explain
+from kvloom.manager.inputs import checked_keys, checked_plan, grade_of, integers_of, whole_number
 from kvloom.manager.sequence import CachedSequence
 from kvloom.manager.stats import Stats, collect_stats
 from kvloom.manager.tickets import Tickets
@@ -67,6 +68,8 @@ from kvloom.verify.abi import layout_identity
 from kvloom.verify.hit import VerifiedHit, verify
 
 POLICIES = ("lru",)
+MOST_SEQUENCES = 1 << 16
+MOST_NODES = 1 << 28
 _STEP_GRADE = int(Grade.FAITHFUL)
 
 
@@ -122,10 +125,9 @@ class Manager:
             raise ConfigError(f"policy {policy!r} is unknown; use one of: {', '.join(POLICIES)}")
         if len(tiers) != 1 or not isinstance(tiers[0], Device):
             raise ConfigError(f"tiers must be exactly one Device, not {list(tiers)!r}")
-        if max_sequences < 1:
-            raise ConfigError(f"max_sequences is {max_sequences}; use at least 1")
-        if max_nodes is not None and max_nodes < 1:
-            raise ConfigError(f"max_nodes is {max_nodes}; use at least 1")
+        _check_count("max_sequences", max_sequences, MOST_SEQUENCES)
+        if max_nodes is not None:
+            _check_count("max_nodes", max_nodes, MOST_NODES)
         self.spec = spec
         self.cap = tiers[0].size
         self.geometry: ArenaGeometry = plan_geometry(spec, self.cap)
@@ -161,17 +163,19 @@ class Manager:
             tokens: token ids, 1-D integer array of at least one; the last one is always recomputed.
             salt: tenant; different salts never share anything.
             extra_keys: what else must agree (LoRA name, image digests), in order.
-            floor: worst grade of state that this request accepts.
+            floor: worst grade of state that this request accepts: a ``Grade`` or its name.
 
         Raises:
-            InputError: ids that are not 1-D integers, negative, beyond the vocabulary or too many.
+            InputError: ids that are not 1-D integers, negative, beyond the vocabulary or too many; a salt, key or floor
+                of another type.
             CapacityError: the prompt cannot fit, or not beside what is running now.
         """
         self.enter()
+        floor = grade_of(floor)
         self.tick()
         prompt = self.checked_tokens(tokens)
+        name = encode_namespace(salt, checked_keys(extra_keys), self.layout)
         self._admit(len(prompt))
-        name = encode_namespace(salt, extra_keys, self.layout)
         namespace = self._namespace(name, salt)
         limit = len(prompt) - 1
         depth = walk(self.arrays, namespace.root, prompt, limit, self._path)
@@ -236,8 +240,9 @@ class Manager:
         A ticket that is unknown, or whose sequence is gone, is ignored and counted.
         """
         self.enter()
+        ticket = checked_plan(plan).ticket
         self.tick()
-        self.tickets.complete(plan.ticket)
+        self.tickets.complete(ticket)
 
     def abandon(self, plan: CopyPlan) -> None:
         """The copies of ``plan`` were not executed: free what it reserved.  Unknown tickets are ignored and counted.
@@ -245,6 +250,7 @@ class Manager:
         A sequence whose ``restore`` is abandoned has no state to go on from and can only be closed.
         """
         self.enter()
+        checked_plan(plan)
         self.tick()
         if self.tickets.is_open(plan.ticket):
             for sequence in self._running.values():
@@ -256,11 +262,11 @@ class Manager:
     def batch(self, sequences: Sequence[CachedSequence]) -> Batch:
         """The sequences of a decode batch, prepared once for many ``step`` calls.
 
-        Raises SequenceError if one of them cannot go on, or is there twice.
+        Raises SequenceError if one of them cannot go on, or is there twice; InputError for one of another manager.
         """
         self.enter()
         for sequence in sequences:
-            sequence.require_usable()
+            self._member(sequence).require_usable()
         rows = np.array([s.row for s in sequences], dtype=np.int32)
         if len(set(rows.tolist())) != len(rows):
             raise SequenceError("a sequence is in the batch twice; fork it to decode it twice")
@@ -275,10 +281,9 @@ class Manager:
         Returns the snapshot copies to run before the next forward, usually none.  CapacityError, InputError and
         SequenceError reserve nothing; what was committed stays, without the snapshots that nobody could copy then.
         """
-        if tokens.dtype != np.int32 or tokens.shape != batch.rows.shape:
-            raise InputError(
-                f"a step takes int32 tokens of shape {batch.rows.shape}, not {tokens.dtype} {tokens.shape}"
-            )
+        if getattr(tokens, "dtype", None) != np.int32 or tokens.shape != batch.rows.shape:
+            found = f"{getattr(tokens, 'dtype', type(tokens).__name__)} {getattr(tokens, 'shape', '')}".strip()
+            raise InputError(f"a step takes int32 tokens of shape {batch.rows.shape}, not {found}")
         plans = self.finish(batch)
         arguments = (self.arrays, self.rows, batch.rows, tokens, self._vocabulary, self.spec.max_positions or 0)
         place, why = begin_step(*arguments)
@@ -323,6 +328,11 @@ class Manager:
             return ()
         return tuple(self._running[row].keep_snapshot() for row in ended[:count].tolist())
 
+    def _member(self, sequence: object) -> CachedSequence:
+        if not isinstance(sequence, CachedSequence) or not sequence.belongs_to(self):
+            raise InputError(f"a batch takes sequences that this manager opened, not {type(sequence).__name__}")
+        return sequence
+
     def changed(self) -> None:
         """A sequence ended or broke: batches check theirs again."""
         self._changes += 1
@@ -331,10 +341,11 @@ class Manager:
 
     def peak_bytes(self, tokens: int) -> int:
         """Bytes that a request of ``tokens`` tokens holds at its peak, alone and without a hit."""
-        return peak_bytes(self.spec, tokens, self.spec.segment_tokens)
+        return peak_bytes(self.spec, whole_number(tokens, "tokens"), self.spec.segment_tokens)
 
     def tier_needed(self, tokens: int) -> int:
         """Bytes of a device tier, to within 1 %, that holds a request of ``tokens`` tokens; the cap when it fits."""
+        tokens = whole_number(tokens, "tokens")
         return self.cap if fits(self.spec, self.geometry, tokens) else smallest_arena(self.spec, tokens)
 
     def in_use(self) -> int:
@@ -391,6 +402,7 @@ class Manager:
     def evict(self, n_bytes: int) -> int:
         """Evict least recently used objects until ``n_bytes`` are freed or nothing can go; returns the bytes freed."""
         self.enter()
+        n_bytes = min(whole_number(n_bytes, "n_bytes"), self.geometry.arena_bytes)
         return int(sweep.evict_bytes(self.arrays, self.geometry.slot_bytes, n_bytes))
 
     def clear(self, salt: bytes | None = None) -> int:
@@ -413,15 +425,15 @@ class Manager:
         Snapshots begin where they were taken.  ``quarantine`` marks them as failed instead of cleared, and breaks the
         running sequences that read them.
         Everything else stays, so this is also how a verification run leaves a kind out.  Returns how many.
-        Raises InputError for a group that the model does not have.
+        Raises InputError for a group that the model does not have, and for a position that is no whole number >= 0.
         """
         self.enter()
         names = [group.name for group in self.spec.groups]
-        if isinstance(what, str) and what not in names:
+        if not isinstance(what, Kind) and what not in names:
             raise InputError(f"model {self.spec.name!r} has no group {what!r}; it has {', '.join(names)}")
+        at = -1 if position is None else min(whole_number(position, "position"), np.iinfo(np.int64).max)
         self.tick()
         code = SLOT_QUARANTINED if quarantine else SLOT_CLEARED
-        at = -1 if position is None else position
         count = sum(
             int(sweep.forget(self.arrays, -1, g, at, code))
             for g, group in enumerate(self.spec.groups)
@@ -494,14 +506,16 @@ class Manager:
         """``tokens`` as int32, or InputError: what, where, how to fix it.  ``already``: tokens before them."""
         try:
             array = np.asarray(tokens)
-        except ValueError as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"tokens must be a 1-D array of integers: {error}") from error
+        top = self.spec.vocab_size or 2**31
+        if array.dtype.hasobject:
+            array = integers_of(array, top, already)
         if array.size == 0:
             raise InputError("tokens are empty; a request needs at least one token")
         if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
             raise InputError(f"tokens must be a 1-D array of integers, not {array.ndim}-D of {array.dtype}")
         low, high = int(array.min()), int(array.max())
-        top = self.spec.vocab_size or 2**31
         if low < 0 or high >= top:
             at = int(np.flatnonzero((array < 0) | (array >= top))[0])
             raise InputError(
@@ -553,6 +567,11 @@ class Manager:
         """Raise SequenceError when ``row`` is not running."""
         if row not in self._running:
             raise SequenceError("the sequence is closed")
+
+
+def _check_count(name: str, value: object, most: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ConfigError(f"{name} is {value!r}; use a whole number from 1 to {most}")
 
 
 def _default_nodes(spec: ModelSpec, geometry: ArenaGeometry) -> int:

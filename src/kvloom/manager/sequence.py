@@ -59,7 +59,8 @@ from kvloom.core.prefix_index import (
 )
 from kvloom.core.progress import commit, publish, reserve
 from kvloom.core.rules import blocks_at, snapshot_needed
-from kvloom.errors import SequenceError, StaleLeaseError
+from kvloom.errors import InputError, SequenceError, StaleLeaseError
+from kvloom.manager.inputs import grade_of
 from kvloom.manager.leasing import NoSlot, own_checkpoint_blocks, require_room, take, take_live
 from kvloom.manager.ranges import TokenRange, token_ranges
 from kvloom.manager.tickets import Copy, Publication
@@ -189,6 +190,8 @@ class CachedSequence:
             raise SequenceError("nothing was appended since the last commit")
         if r.state[self.row, STEPPED]:
             raise SequenceError("the last token was reserved by a batch; finish the batch instead")
+        if type(grade) is not Grade:
+            grade = grade_of(grade, "grade")
         manager.tick()
         used = commit(a, r, self.row, self._ids, int(grade))
         if used < len(self._ids):
@@ -285,19 +288,22 @@ class CachedSequence:
     # ---------------------------------------------------------------- reading
 
     def block_table(self, group: int) -> Int32Array:
-        """int32 view of the row: entry ``i % len`` is the slot of logical block ``i``.  Address stable for life."""
-        r = self._usable().rows
+        """int32 view of the row: entry ``i % len`` is the slot of logical block ``i``.  Address stable for life.
+
+        InputError for a group index that the model does not have (also in the other methods that take one).
+        """
+        r, group = self._usable().rows, self._known(group)
         first = r.shape[group, OFFSET]
         table: Int32Array = r.table[self.row, first : first + r.shape[group, WIDTH]]
         return table
 
     def first_block(self, group: int) -> int:
         """First logical block still held (0 except for windows)."""
-        return int(self._usable().rows.span[self.row, group, FIRST])
+        return int(self._usable().rows.span[self.row, self._known(group), FIRST])
 
     def num_blocks(self, group: int) -> int:
         """One past the last logical block reserved."""
-        return int(self._usable().rows.span[self.row, group, LAST])
+        return int(self._usable().rows.span[self.row, self._known(group), LAST])
 
     def live_slot(self, group: int) -> int:
         """The slot that the engine updates in place (snapshot groups)."""
@@ -317,7 +323,7 @@ class CachedSequence:
         When a commit publishes a block that the index has already, the row takes over the index's slot for it, so block
         table entries below this bound may have changed since the commit before.
         """
-        return int(self._usable().rows.span[self.row, group, SHARED])
+        return int(self._usable().rows.span[self.row, self._known(group), SHARED])
 
     @property
     def length(self) -> int:
@@ -378,6 +384,10 @@ class CachedSequence:
         self._publish_rest(0)
         return not state[DETACHED]
 
+    def belongs_to(self, manager: Manager) -> bool:
+        """Whether ``manager`` opened it."""
+        return self._manager is manager
+
     def require_usable(self) -> None:
         """Raise SequenceError when the sequence is closed, broken or not restored yet."""
         self._usable()
@@ -394,6 +404,12 @@ class CachedSequence:
             )
 
     # ---------------------------------------------------------------- parts
+
+    def _known(self, group: object) -> int:
+        groups = self._manager.spec.groups
+        if not isinstance(group, (int, np.integer)) or not 0 <= group < len(groups):
+            raise InputError(f"group index {group!r} is not one of 0 to {len(groups) - 1}; see ModelSpec.group_index")
+        return int(group)
 
     def _break(self) -> None:
         self._broken = True

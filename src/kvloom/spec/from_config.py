@@ -17,6 +17,12 @@ from kvloom.spec.layers import layer_views, resolve_family
 from kvloom.spec.model_spec import GroupSpec, ModelSpec, round_up
 from kvloom.types import DTYPE_BYTES, Kind
 
+MOST_BLOCK_TOKENS = 65_536
+"""Largest block: an object of more tokens would hardly ever be shared."""
+MOST_SEGMENT_TOKENS = 1 << 20
+"""Largest segment: the index keeps the ids of every known one."""
+MOST_POSITIONS = 1 << 30
+"""Longest span of tokens (window, ratio, snapshot interval) that the 32-bit numbers of the core hold."""
 _GLOBAL_KINDS = (Kind.COMPRESSED, Kind.INDEXER)
 
 
@@ -90,11 +96,20 @@ def finish_spec(
     form: str = "transformers",
 ) -> ModelSpec:
     """Choose the segment and the snapshot interval and put the spec together."""
+    _check_spans(name, groups)
     lcm = math.lcm(*(g.block_tokens for g in groups if not g.is_snapshot), 1)
+    if lcm > MOST_SEGMENT_TOKENS:
+        raise ConfigError(
+            f"block_size: {block_size} tokens make the LCM of all blocks {lcm} tokens, more than the "
+            f"{MOST_SEGMENT_TOKENS} that a segment may have; use a smaller one"
+        )
     if segment is None:
         segment = round_up(block_size, lcm)
+    _check_whole("segment", segment)
     if segment < 1 or segment % lcm:
         raise ConfigError(f"segment: {segment} is not a positive multiple of the LCM of all blocks, {lcm} tokens")
+    if segment > MOST_SEGMENT_TOKENS:
+        raise ConfigError(f"segment: {segment} tokens are more than the {MOST_SEGMENT_TOKENS} that a segment may have")
     spec = ModelSpec(
         name=name,
         groups=tuple(groups),
@@ -110,9 +125,26 @@ def finish_spec(
 
 
 def check_block_size(block_size: int) -> None:
-    """ConfigError unless ``block_size`` is a whole number >= 1."""
-    if block_size < 1:
-        raise ConfigError(f"block_size: must be a whole number of tokens >= 1, not {block_size!r}")
+    """ConfigError unless ``block_size`` is a whole number from 1 to ``MOST_BLOCK_TOKENS``."""
+    _check_whole("block_size", block_size)
+    if not 1 <= block_size <= MOST_BLOCK_TOKENS:
+        raise ConfigError(f"block_size: must be from 1 to {MOST_BLOCK_TOKENS} tokens, not {block_size}")
+
+
+def _check_whole(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name}: must be a whole number of tokens, not {value!r}")
+
+
+def _check_spans(name: str, groups: list[GroupSpec]) -> None:
+    """SpecError for a geometry beyond the integers of the core."""
+    for group in groups:
+        for what, tokens in (("window", group.window), ("ratio", group.ratio), ("block", group.block_tokens)):
+            if tokens > MOST_POSITIONS:
+                raise SpecError(
+                    f"model {name!r}, group {group.name!r}: a {what} of {tokens} tokens is more than the "
+                    f"{MOST_POSITIONS} that kvloom can count"
+                )
 
 
 def activation_dtype(view: ConfigView, dtype: str | None) -> str:
@@ -130,6 +162,9 @@ def _snapshot_interval(spec: ModelSpec, asked: int | None) -> int:
     snapshots = sum(g.entry_bytes for g in spec.of_kind(Kind.RECURRENT))
     segment = spec.segment_tokens
     if asked is not None:
+        _check_whole("snapshot_interval", asked)
+        if asked > MOST_POSITIONS:
+            raise ConfigError(f"snapshot_interval: {asked} is more than {MOST_POSITIONS} tokens")
         if asked < 0 or asked % segment:
             raise ConfigError(f"snapshot_interval: {asked} is not a multiple of the segment, {segment} tokens")
         return asked
@@ -138,7 +173,7 @@ def _snapshot_interval(spec: ModelSpec, asked: int | None) -> int:
     per_token = sum(g.bytes_per_token for g in spec.of_kind(*_GLOBAL_KINDS))
     if not per_token:
         return segment
-    return round_up(math.ceil(snapshots / per_token), segment)
+    return min(round_up(math.ceil(snapshots / per_token), segment), MOST_POSITIONS // segment * segment)
 
 
 def _with_dtypes(group: GroupSpec, dtypes: Mapping[str, str]) -> GroupSpec:

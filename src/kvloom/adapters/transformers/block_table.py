@@ -11,6 +11,8 @@ from kvloom.plan import ArenaGeometry
 from kvloom.spec.model_spec import GroupSpec
 from kvloom.types import Int32Array, IntArray
 
+CLOSED = "the engine of this session is closed, so the session cannot go on; attach the model again and open the prompt"
+
 
 class Sequence(Protocol):
     """The part of the manager's sequence that tells where state lies."""
@@ -31,24 +33,41 @@ class Sequence(Protocol):
         """The one slot of a snapshot group."""
 
 
+class Attachment(Protocol):
+    """What a flight asks of the engine's hooks."""
+
+    removed: bool
+
+
 class Flight:
     """The forward in progress: the tokens of positions [start, end) are being computed; idle when ``end`` is -1."""
 
-    __slots__ = ("end", "start")
+    __slots__ = ("_attachment", "end", "start")
 
-    def __init__(self) -> None:
+    def __init__(self, attachment: Attachment | None = None) -> None:
         self.start = -1
         self.end = -1
+        self._attachment = attachment
 
     def check(self, end: int) -> None:
         """SequenceError unless a layer that now reaches ``end`` does so within the forward in progress."""
         if end != self.end:
-            if self.end < 0:
-                raise SequenceError(
-                    "the cache was used outside a forward of the model that kvloom is attached to; "
-                    "call the attached model itself, not one of its parts or another model"
-                )
-            raise SequenceError(f"a layer was updated to position {end} in the forward that computes up to {self.end}")
+            self.require()
+            raise SequenceError(
+                f"a layer was updated to position {end} in the forward that computes up to {self.end}: the model calls "
+                "this layer with other tokens than the forward got, which kvloom does not understand"
+            )
+
+    def require(self) -> None:
+        """SequenceError unless a forward is in progress."""
+        if self.end >= 0:
+            return
+        if self._attachment is not None and self._attachment.removed:
+            raise SequenceError(CLOSED)
+        raise SequenceError(
+            "the cache was used outside a forward of the model that kvloom is attached to; "
+            "call the attached model itself, not one of its parts or another model"
+        )
 
 
 class BlockTable:

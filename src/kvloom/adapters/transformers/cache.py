@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
 from transformers import DynamicCache
 from transformers.cache_utils import (
     Cache,
@@ -67,7 +68,9 @@ class LayerPlan:
             if isinstance(template, DummyLayer) is (index in tensors):
                 what = "keeps nothing" if index in tensors else f"is a {type(template).__name__}"
                 names = sorted(tensors.get(index, {}))
-                raise SpecError(f"layer {index}: in transformers it {what}, but the spec has {names}")
+                raise SpecError(
+                    f"layer {index}: in transformers it {what}, but the spec has {names}; the model is not understood"
+                )
             if index in tensors:
                 layer_class(template)
 
@@ -105,6 +108,18 @@ class PagedCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens of state before the forward in progress; right also after a forward that was cut off."""
         return self.runner.length
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """The state that a layer goes on from, to be updated in place: SequenceError outside a forward of the model."""
+        self.runner.flight.require()
+        state: torch.Tensor | None = super().get_conv_state(layer_idx, state_idx)
+        return state
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
+        """The state that a layer goes on from, to be updated in place: SequenceError outside a forward of the model."""
+        self.runner.flight.require()
+        state: torch.Tensor | None = super().get_recurrent_state(layer_idx, state_idx)
+        return state
 
     def crop(self, tokens_to_remove: int) -> None:
         """UnsupportedError, unless there is nothing to remove."""

@@ -60,7 +60,7 @@ class CompressingMixin(WindowMixin):
         rest = kv.shape[1] - usable
         for place, rows, fresh in zip(self._pending[name], (kv, gate), new, strict=True):
             if place.dtype is not rows.dtype:
-                raise SequenceError(f"the model makes {rows.dtype} rows now, not {place.dtype} as before")
+                raise SequenceError(f"the model makes {rows.dtype} rows now, not {place.dtype} as before; attach again")
             if not usable:
                 place.narrow(1, held, fresh.shape[1]).copy_(fresh.detach())
             elif rest:
@@ -71,7 +71,9 @@ class CompressingMixin(WindowMixin):
         """Append new entries ``[1, n, dim]``; return all of them."""
         before, after = self.flight.start // self.compress_rate, self.flight.end // self.compress_rate
         if compressed.shape[1] != after - before:
-            raise SequenceError(f"{compressed.shape[1]} compressed entries were made where {after - before} are due")
+            raise SequenceError(
+                f"the model made {compressed.shape[1]} compressed entries where {after - before} are due; attach again"
+            )
         if after == 0:
             return compressed
         entries = self._entries[name]
@@ -134,7 +136,9 @@ class PagedCSALayer(CompressingMixin, DeepseekV4CSACache):
         prior = (kv.clone(), gate.clone()) if seen else (None, None)
         for place, chunk in ((kv, chunk_kv), (gate, chunk_gate)):
             if place.dtype is not chunk.dtype:
-                raise SequenceError(f"the model makes {chunk.dtype} overlap now, not {place.dtype} as before")
+                raise SequenceError(
+                    f"the model makes {chunk.dtype} overlap now, not {place.dtype} as before; attach again"
+                )
             place.copy_(chunk.detach()[:, -1, :, :head_dim])
         return prior
 

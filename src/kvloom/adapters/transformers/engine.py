@@ -15,6 +15,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from kvloom.adapters.transformers.block_table import CLOSED
 from kvloom.adapters.transformers.cache import LayerPlan
 from kvloom.adapters.transformers.device import Arena, make_arena
 from kvloom.adapters.transformers.hooks import ForwardHooks
@@ -26,8 +27,9 @@ from kvloom.adapters.transformers.session import Session
 from kvloom.adapters.transformers.state import places
 from kvloom.adapters.transformers.tokens import to_tokens
 from kvloom.config import Device
-from kvloom.errors import ConfigError, UnsupportedError
+from kvloom.errors import ConfigError, InputError, SequenceError, UnsupportedError
 from kvloom.manager import Manager
+from kvloom.manager.inputs import checked_keys, grade_of
 from kvloom.manager.sequence import CachedSequence
 from kvloom.plan import CopyPlan
 from kvloom.spec.from_config import spec_from_config
@@ -59,6 +61,7 @@ class Engine:
         self.layers = LayerPlan(model.config, places(spec))
         self.hooks = ForwardHooks(model)
         self._dropped: list[CachedSequence] = []
+        self._weights = 0
 
     @whole
     def open(
@@ -67,7 +70,7 @@ class Engine:
         *,
         salt: bytes = b"",
         extra_keys: SequenceOf[ExtraKey] = (),
-        floor: Grade = Grade.FAITHFUL,
+        floor: Grade | str = Grade.FAITHFUL,
     ) -> Session:
         """Find, lease and restore the longest cached prefix of a prompt.
 
@@ -75,23 +78,27 @@ class Engine:
             token_ids: the prompt: list, NumPy array or torch tensor of integers, ``[n]`` or ``[1, n]``.
             salt: tenant; different salts never share anything.
             extra_keys: what else must agree, as (name, value) pairs (LoRA adapter, ...).
-            floor: worst grade of reused state that this session accepts.
+            floor: worst grade of reused state that this session accepts: a ``Grade`` or its name.
 
         Raises:
-            InputError: ids that are empty, not integers, outside the vocabulary or more than the model allows.
+            InputError: ids that are empty, not integers, outside the vocabulary or more than the model allows; a
+                salt, key or floor of another type.
             CapacityError: the prompt cannot fit, or not beside the open sessions.
+            SequenceError: the engine is closed.
             UnsupportedError: the model is in training mode.
             WrongThreadError: another thread made the engine.
         """
-        tokens = self.checked(token_ids)
+        if self.hooks.removed:
+            raise SequenceError("the engine is closed; attach the model again")
+        tokens, keys, worst = self.checked(token_ids), checked_keys(extra_keys), grade_of(floor)
         if self.model.training:
             raise UnsupportedError("the model is in training mode, so its state is random; call model.eval() first")
         self.close_dropped()
-        keys = (*extra_keys, ("kvloom.abi", self._abi()))
-        sequence = self.manager.open(tokens, salt=salt, extra_keys=keys, floor=floor)
+        keys = (*keys, ("kvloom.abi", self._abi()))
+        sequence = self.manager.open(tokens, salt=salt, extra_keys=keys, floor=worst)
         try:
             self.run(sequence.restore)
-            return Session(self.track(Runner(self, sequence)), tokens)
+            return Session(self.track(Runner(self, sequence, tokens)), tokens)
         except BaseException:
             sequence.close()
             raise
@@ -127,8 +134,25 @@ class Engine:
         while self._dropped:
             self._dropped.pop().close()
 
+    def weights_changed(self) -> None:
+        """Say that the weights were changed in a way that torch does not count: through ``.data``, by a foreign kernel.
+
+        Everything cached so far misses from now on, for good; it is evicted as its room is needed.  Changes by
+        ordinary operations, and swapped tensors, are noticed without it.  Sessions that are open go on with the
+        state that they have, which the old weights made: close them before the change.
+
+        Raises WrongThreadError from another thread than the one that made the engine.
+        """
+        self.manager.enter()
+        self._weights += 1
+
+    def require_open(self) -> None:
+        """SequenceError once the engine is closed."""
+        if self.hooks.removed:
+            raise SequenceError(CLOSED)
+
     def close(self) -> None:
-        """Take the hooks off the model.  Open sessions cannot go on; close them first."""
+        """Take the hooks off the model.  Open sessions cannot go on, only be closed.  Closing twice is harmless."""
         self.hooks.remove()
         self.close_dropped()
 
@@ -150,7 +174,8 @@ class Engine:
         """What may change under a running engine and then makes other state: it becomes part of every key.
 
         Weights are told apart by where they lie and by torch's version counters, so swapped, merged and edited ones
-        are noticed, except for writes through ``.data`` that keep the storage, which torch does not count.
+        are noticed, except for writes through ``.data`` that keep the storage, which torch does not count: for those
+        there is :meth:`weights_changed`.
         """
         weights = hashlib.blake2b(digest_size=16)
         for tensor in (*self.model.parameters(), *self.model.buffers()):
@@ -164,7 +189,7 @@ class Engine:
             torch.get_float32_matmul_precision(),
             torch.backends.mkldnn.enabled,
         )
-        return f"settings={settings} hooks={hooks} weights={weights.hexdigest()}"
+        return f"settings={settings} hooks={hooks} weights={self._weights} {weights.hexdigest()}"
 
 
 def attach(
@@ -195,20 +220,20 @@ def attach(
         SpecError: the model keeps state that is not understood.
         ConfigError: an option is out of range, or more than the machine has.
         CapacityError: the cap is smaller than the smallest request.
-        UnsupportedError: training mode, or a model on several devices.
+        InputError: ``model`` is no transformers model.
+        UnsupportedError: training mode, a model on several devices or without weights, one that makes no logits, or
+            one that transformers itself cannot run on a cache.
     """
-    devices = {p.device for p in model.parameters()}
-    if len(devices) > 1:
-        raise UnsupportedError(f"the model is on several devices ({sorted(map(str, devices))}); kvloom has one arena")
+    _check_model(model)
     if model.training:
         raise UnsupportedError("the model is in training mode, so its state is random; call model.eval() first")
     config = model.config.get_text_config(decoder=True)
     dtype = str(model.dtype).removeprefix("torch.")
+    tier = Device(device)
     options = {"block_size": block_size, "segment": segment, "snapshot_interval": snapshot_interval}
     spec = probe(model, spec_from_config(config, dtype=dtype, **options))  # type: ignore[arg-type]
     versions = (("torch", torch.__version__), ("transformers", transformers.__version__))
     spec = replace(spec, identity=tuple(sorted((*spec.identity, *versions))))
-    tier = Device(device)
     try:
         manager = Manager(spec, [tier], policy=policy, max_sequences=max_sequences, thread_id=threading.get_ident)
         return Engine(model, spec, manager)
@@ -217,3 +242,22 @@ def attach(
             f"this machine cannot give a device tier of {tier.size} bytes with {max_sequences} sequences ({error}); "
             "use a smaller size, or fewer sequences"
         ) from error
+
+
+def _check_model(model: object) -> None:
+    """Refuse what is no causal language model on one device; nothing of it has run yet."""
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+        raise InputError(
+            f"attach takes a loaded transformers model, not {type(model).__name__}; "
+            "use AutoModelForCausalLM.from_pretrained(...).eval()"
+        )
+    if isinstance(model, PreTrainedModel) and not model.can_generate():
+        raise UnsupportedError(f"{type(model).__name__} makes no logits of next tokens; attach a causal language model")
+    devices = {p.device for p in model.parameters()}
+    if len(devices) > 1:
+        raise UnsupportedError(
+            f"the model is on several devices ({', '.join(sorted(map(str, devices)))}), but kvloom has one arena; "
+            "move the model to one device"
+        )
+    if any(device.type == "meta" for device in devices):
+        raise UnsupportedError("the model is on the device meta, so it has no weights; load it to a real device")

@@ -28,9 +28,14 @@ def find_cache(args: tuple[Any, ...], kwargs: dict[str, Any]) -> PagedCache | No
 
 
 class ForwardHooks:
-    """The two hooks on one model; they do nothing for calls with another cache."""
+    """The two hooks on one model; they do nothing for calls with another cache.
+
+    Attributes:
+        removed: True once they are off the model.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
+        self.removed = False
         self._handles: tuple[RemovableHandle, ...] = (
             model.register_forward_pre_hook(self._before, with_kwargs=True),
             model.register_forward_hook(self._after, with_kwargs=True, always_call=True),
@@ -38,6 +43,7 @@ class ForwardHooks:
 
     def remove(self) -> None:
         """Take the hooks off the model."""
+        self.removed = True
         for handle in self._handles:
             handle.remove()
 
@@ -48,7 +54,10 @@ class ForwardHooks:
             if runner.engine.hooks is not self and runner.engine.model is module:
                 return  # another engine's session on the same model: its own hooks see this call too
             if runner.engine.model is not module:
-                raise UnsupportedError("this cache belongs to a session of another model")
+                raise UnsupportedError(
+                    "this cache belongs to a session of another model; "
+                    "open a session on the engine of the model that you call"
+                )
             ids = kwargs.get("input_ids", args[0] if args else None)
             runner.take_off(_checked_ids(ids, kwargs, runner.length, training=module.training))
 
@@ -74,7 +83,10 @@ def _checked_ids(ids: Any, kwargs: dict[str, Any], length: int, *, training: boo
         )
     for name in _NOT_TEXT:
         if kwargs.get(name) is not None:
-            raise UnsupportedError(f"{name} are not part of a session's identity")
+            raise UnsupportedError(
+                f"{name} change the state, but a session is known by its token ids alone, so its state could be reused "
+                "for other input; call the model without them, or without kvloom's cache"
+            )
     mask = kwargs.get("attention_mask")
     if mask is not None:
         _check_mask(mask)
@@ -86,12 +98,17 @@ def _checked_ids(ids: Any, kwargs: dict[str, Any], length: int, *, training: boo
 
 def _check_mask(mask: Any) -> None:
     if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
-        raise UnsupportedError("a ready-made attention mask is not part of a session's identity; leave it out")
+        raise UnsupportedError(
+            "the attention mask is not a [1, n] mask of ones: a ready-made one changes the state, but a session is "
+            "known by its token ids alone; leave the mask out"
+        )
     if not bool(mask.all()):
         raise UnsupportedError("the attention mask hides tokens (padding); one session is one sequence without padding")
 
 
-def _check_positions(positions: torch.Tensor, length: int, count: int) -> None:
+def _check_positions(positions: Any, length: int, count: int) -> None:
+    if not isinstance(positions, torch.Tensor):
+        raise UnsupportedError(f"position ids must be a tensor, not {type(positions).__name__}; or leave them out")
     if count == 1:
         right = positions.numel() == 1 and int(positions) == length
         right = right or bool((positions == length).all())

@@ -9,7 +9,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from kvloom.adapters.transformers.forward import forward_chunk
 from kvloom.adapters.transformers.state import TORCH_DTYPES, layer_state, places
-from kvloom.errors import SpecError
+from kvloom.errors import SpecError, UnsupportedError
 from kvloom.spec.model_spec import GroupSpec, ModelSpec, TensorSpec
 
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
@@ -34,13 +34,22 @@ class Measured:
 def measure(model: PreTrainedModel, tokens: int) -> dict[int, dict[str, Measured]]:
     """State tensors of every layer, by name: what the model makes of it, after ``tokens`` tokens and one more.
 
-    Raises SpecError for a state tensor whose batch axis is not first or whose memory is not dense.
+    Raises:
+        SpecError: a state tensor whose batch axis is not first or whose memory is not dense.
+        UnsupportedError: transformers cannot run the model on its own cache, so nothing could be compared or resumed.
     """
     vocabulary = int(model.config.get_text_config(decoder=True).vocab_size)
     ids = torch.arange(1, tokens + 2, device=model.device).remainder(vocabulary).unsqueeze(0)
     cache = DynamicCache(config=model.config)
-    forward_chunk(model, ids[:, :tokens], cache, 0)
-    forward_chunk(model, ids[:, tokens:], cache, tokens)
+    try:
+        forward_chunk(model, ids[:, :tokens], cache, 0)
+        forward_chunk(model, ids[:, tokens:], cache, tokens)
+    except Exception as error:  # kvloom has no part in it yet: transformers raises whatever its parts raise
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UnsupportedError(
+            "transformers itself cannot run this model on a cache, so there is nothing to reuse: "
+            f"{type(error).__name__}: {first}"
+        ) from error
     found: dict[int, dict[str, Measured]] = {}
     for index, layer in enumerate(cache.layers):
         state = layer_state(layer)

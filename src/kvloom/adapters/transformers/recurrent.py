@@ -57,10 +57,11 @@ class RecurrentMixin(PagedLayerMixin):
         return kept
 
     def _check(self, place: Any, new: torch.Tensor) -> None:
-        if self.flight.end < 0:
-            self.flight.check(0)
-        if place is None or place.dtype is not new.dtype:
-            raise SequenceError(f"a layer made a {new.dtype} recurrent state that its spec does not have; attach again")
+        self.flight.require()
+        if place is None:
+            raise SequenceError("a layer made a recurrent state that its spec does not have; attach again")
+        if place.dtype is not new.dtype:
+            raise SequenceError(f"a layer makes {new.dtype} state now, not {place.dtype} as before; attach again")
 
     def recurrent_state(self) -> dict[str, torch.Tensor]:
         """Copies of the states, by name; empty before the first token."""

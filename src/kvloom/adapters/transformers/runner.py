@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from kvloom.adapters.transformers.block_table import Flight
@@ -11,12 +12,15 @@ from kvloom.adapters.transformers.interrupts import whole
 from kvloom.adapters.transformers.layers import PagedLayerMixin
 from kvloom.adapters.transformers.recurrent import PagedLinearLayer
 from kvloom.adapters.transformers.state import SequenceState
-from kvloom.errors import SequenceError
-from kvloom.types import Grade
+from kvloom.errors import InputError, SequenceError
+from kvloom.types import AnyArray, Grade, Int32Array
 
 if TYPE_CHECKING:
     from kvloom.adapters.transformers.engine import Engine
     from kvloom.manager.sequence import CachedSequence
+
+
+_NOTHING: Int32Array = np.empty(0, dtype=np.int32)
 
 
 class Runner:
@@ -28,12 +32,14 @@ class Runner:
         flight: the forward in progress.
         layers: the layers of the cache.
         claim: the grade that forwards in progress may claim: CANONICAL only for the adapter's own chunks.
+        prompt: the tokens that forwards must bring as far as they go, int32; beyond them anything goes.
     """
 
-    def __init__(self, engine: Engine, sequence: CachedSequence) -> None:
+    def __init__(self, engine: Engine, sequence: CachedSequence, prompt: Int32Array | None = None) -> None:
         self.engine = engine
         self.sequence = sequence
-        self.flight = Flight()
+        self.prompt = _NOTHING if prompt is None else prompt
+        self.flight = Flight(engine.hooks)
         self.claim = Grade.FAITHFUL
         self._state = SequenceState(engine.spec, engine.manager.geometry, engine.arena, sequence)
         self.layers: list[Any] = engine.layers.make(self._state, self.flight)
@@ -55,7 +61,10 @@ class Runner:
         self.engine.close_dropped()
         sequence, start = self.sequence, self.sequence.length
         sequence.check()
-        self.engine.run(sequence.append(ids.numpy(force=True)))
+        tokens = ids.numpy(force=True)
+        if start < len(self.prompt):
+            self._check_prompt(start, tokens)
+        self.engine.run(sequence.append(tokens))
         self._state.refresh()
         self.flight.start, self.flight.end = start, start + ids.shape[0]
 
@@ -66,7 +75,10 @@ class Runner:
         behind = sum([layer.cumulative_length != end for layer in self.counting])
         if behind:
             self._roll_back()
-            raise SequenceError(f"the forward left {behind} layers without the new tokens; nothing of it was kept")
+            raise SequenceError(
+                f"the forward left {behind} layers without the new tokens, so nothing of it was kept; run all layers "
+                "of the model (no early exit, no skipped layers) with this cache"
+            )
         self.flight.start = self.flight.end = -1
         self.engine.run(self.sequence.commit(self.claim))
 
@@ -86,15 +98,15 @@ class Runner:
             self._kept_at = self.length
 
     @whole
-    def fork(self) -> Runner:
-        """A second sequence with the same past."""
+    def fork(self, prompt: Int32Array | None = None) -> Runner:
+        """A second sequence with the same past, and a ``prompt`` of its own."""
         self.abort()
         self.engine.close_dropped()
         self.sequence.check()
         child, plan = self.sequence.fork()
         try:
             self.engine.run(plan)
-            return self.engine.track(Runner(self.engine, child))
+            return self.engine.track(Runner(self.engine, child, prompt))
         except BaseException:
             child.close()
             raise
@@ -110,6 +122,18 @@ class Runner:
                 self.checkpoint()
         finally:
             self.sequence.close()
+
+    def _check_prompt(self, start: int, tokens: AnyArray) -> None:
+        """InputError when ``tokens`` at position ``start`` are not those that the session was opened with."""
+        expected = self.prompt[start : start + len(tokens)]
+        differs = expected != tokens[: len(expected)]
+        if differs.any():
+            self.engine.checked(tokens)  # an id outside the vocabulary is the better reason
+            at = int(differs.argmax())
+            raise InputError(
+                f"token {tokens[at]} at position {start + at} is not that of the session's prompt, {expected[at]}; "
+                "open another session, or a fork, for another prompt"
+            )
 
     def _roll_back(self) -> None:
         self.flight.start = self.flight.end = -1

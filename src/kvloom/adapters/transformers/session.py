@@ -13,6 +13,7 @@ from kvloom.adapters.transformers.forward import forward_chunk
 from kvloom.adapters.transformers.layers import refuse
 from kvloom.adapters.transformers.runner import Runner
 from kvloom.errors import InputError
+from kvloom.manager.inputs import whole_number
 from kvloom.manager.sequence import CachedSequence
 from kvloom.plan import Explanation
 from kvloom.types import Grade, Int32Array
@@ -24,6 +25,10 @@ class Session:
     ``prefill`` computes what is missing of the prompt in canonical chunks, up to its last token, which is always
     its own forward.  Then ``model.generate(ids, past_key_values=session.cache)``, or any other calls of the
     attached model with this cache, go on.  ``close`` keeps the exact end resumable.
+
+    A forward that brings another token than the prompt has at that position raises InputError and changes nothing.
+    ``generate`` hands the model only the tokens whose state is missing (after ``prefill`` the last one), so a
+    prompt of the same length that differs only before them is not noticed: pass the prompt that was opened.
 
     Attributes:
         cache: the transformers cache.
@@ -86,8 +91,9 @@ class Session:
 
         Raises:
             CapacityError: no room; what was computed so far stays.
-            SequenceError: the session is closed, or a forward failed half-way.
+            SequenceError: the session or its engine is closed, or a forward failed half-way.
         """
+        self._runner.engine.require_open()
         end = len(self.tokens) - 1
         while self.length < end:
             self.step(end)
@@ -98,11 +104,24 @@ class Session:
         """Run one canonical chunk of the prompt: to the next segment boundary, or to ``end`` if that is nearer.
 
         Returns the logits of its last token, ``[1, 1, vocab]``.
+
+        Raises:
+            InputError: ``end`` is not a whole number behind what is computed and within the prompt.
+            CapacityError, SequenceError: as ``prefill``.
         """
         runner = self._runner
+        runner.engine.require_open()
         runner.abort()
+        runner.sequence.require_usable()
         start, segment = self.length, runner.engine.spec.segment_tokens
-        stop = min(end, (start // segment + 1) * segment)
+        if not start < whole_number(end, "end") <= len(self.tokens):
+            raise InputError(
+                f"a step cannot end at {end}: {start} tokens are computed and the prompt has {len(self.tokens)}; "
+                f"use {start + 1} to {len(self.tokens)}"
+                if start < len(self.tokens)
+                else f"a step cannot end at {end}: all {len(self.tokens)} tokens of the prompt are computed"
+            )
+        stop = min(int(end), (start // segment + 1) * segment)
         ids = torch.from_numpy(self.tokens[start:stop]).to(self.model.device, torch.int64).unsqueeze(0)
         runner.claim = Grade.CANONICAL
         try:
@@ -124,12 +143,16 @@ class Session:
             token_ids: the prompt of the fork, which must begin with the tokens computed so far (it can be
                 prefilled then); by default the fork has no prompt beyond them.
         """
+        self._runner.engine.require_open()
         self._runner.abort()
         past = self.sequence.tokens
         tokens = past.copy() if token_ids is None else self._runner.engine.checked(token_ids)
         if len(tokens) < len(past) or not (tokens[: len(past)] == past).all():
-            raise InputError(f"the prompt of a fork must begin with the {len(past)} tokens computed so far")
-        return Session(self._runner.fork(), tokens)
+            raise InputError(
+                f"the prompt of a fork must begin with the {len(past)} tokens computed so far; "
+                "open a session for another one"
+            )
+        return Session(self._runner.fork(tokens), tokens)
 
     def close(self) -> None:
         """Keep the end resumable and give everything back.  Closing twice is harmless."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from kvloom.errors import InputError
+from kvloom.manager.inputs import integers_of
 from kvloom.types import Int32Array
+
+_INTEGERS = frozenset(
+    {torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64}
+)
 
 
 def to_tokens(ids: Any, *, vocab_size: int = 0, max_positions: int = 0) -> Int32Array:
@@ -22,13 +28,18 @@ def to_tokens(ids: Any, *, vocab_size: int = 0, max_positions: int = 0) -> Int32
     Raises:
         InputError: what is wrong, and where.
     """
+    if isinstance(ids, Mapping):
+        hint = "; pass its ['input_ids']" if "input_ids" in ids else ""
+        raise InputError(f"token ids must be a list, array or tensor of integers, not a {type(ids).__name__}{hint}")
     if isinstance(ids, torch.Tensor):
-        array = ids.detach().cpu().numpy() if ids.dtype is not torch.bfloat16 else ids.detach().float().cpu().numpy()
+        array = _from_tensor(ids)
     else:
         try:
             array = np.asarray(ids)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"token ids cannot be read as an array: {error}") from None
+    if array.dtype.hasobject:
+        array = integers_of(array, vocab_size or np.iinfo(np.int32).max)
     if array.size == 0:
         raise InputError("token ids are empty: a session needs at least one token")
     if array.dtype.kind not in "iu":
@@ -42,6 +53,19 @@ def to_tokens(ids: Any, *, vocab_size: int = 0, max_positions: int = 0) -> Int32
         raise InputError(f"{len(array)} tokens are more than the model's {max_positions} positions")
     tokens: Int32Array = np.ascontiguousarray(array, dtype=np.int32)
     return tokens
+
+
+def _from_tensor(ids: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A tensor of integers as an array; InputError for another dtype, and for one without data in rows."""
+    if ids.dtype not in _INTEGERS:
+        raise InputError(f"token ids must be integers, not {ids.dtype} (did you pass text, or embeddings?)")
+    if ids.is_meta:
+        raise InputError("token ids are a tensor on the device meta, which holds no data; pass a tensor with values")
+    if ids.is_nested or ids.layout is not torch.strided:
+        layout = "nested" if ids.is_nested else str(ids.layout).removeprefix("torch.")
+        raise InputError(f"token ids are a {layout} tensor; pass a dense one")
+    array: np.ndarray[Any, Any] = ids.numpy(force=True)
+    return array
 
 
 def check_range(array: np.ndarray[Any, Any], vocab_size: int) -> None:
