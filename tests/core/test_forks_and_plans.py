@@ -146,6 +146,7 @@ def test_nothing_is_visible_before_its_copy_is_made() -> None:
     s = e.open(prompt)
     commit = e.forward(s, prompt[:16])
     assert e.open(prompt).reused == 0
+    assert e.manager.stats().plans_open == 1
     e.manager.complete(commit)
     assert e.open(prompt).reused == 16
     e.step(s, prompt[16:19])

@@ -235,8 +235,11 @@ class Manager:
         self._reap()
 
     def complete(self, plan: CopyPlan) -> None:
-        """The copies of ``plan`` were executed: publish what it carries.
+        """The copies of ``plan`` were executed, before the next forward of its sequence: publish what it carries.
 
+        The report itself may come later, as transfers end: until then nothing of the plan can be hit and both ends
+        of every copy are held (``Stats.plans_open`` counts such plans), so copies that are never made cost a miss and
+        room, never an answer.  Copies made after the next forward read a live state that has moved on: ``abandon`` it.
         A ticket that is unknown, or whose sequence is gone, is ignored and counted.
         """
         self.enter()
