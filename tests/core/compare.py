@@ -30,7 +30,6 @@ from kvloom.core.fields import (
     NTOKENS,
     OWNER,
     OWNER_COL,
-    PAGE_FREE,
     PAGE_GROUP,
     PAGE_NEXT,
     PARENT,
@@ -88,7 +87,6 @@ def fast_state(manager: Manager) -> State:
         "free pages": a.free_pages[: int(a.scalars[FREE_PAGES])].tolist(),
         "open pages": open_pages,
         "emptiable": [[(p, int(a.page_stamp[p])) for p in listed] for listed in emptiable],
-        "free slots": {p: _chain(following, int(a.page[p, PAGE_FREE])) for listed in open_pages for p in listed},
         "nodes": _fast_nodes(manager),
         "ghosts": _chain(a.node[:, GHOST_NEXT], int(a.scalars[GHOST_HEAD])),
         "free nodes": a.free_nodes[: int(a.scalars[FREE_NODES])].tolist(),
@@ -152,11 +150,6 @@ def reference_state(ref: RefManager) -> State:
         "free pages": arena.free_pages,
         "open pages": arena.open_pages,
         "emptiable": [[(p, arena.pages[p].since) for p in listed] for listed in arena.emptiable],
-        "free slots": {
-            p: [base[s.group] + s.index for s in reversed(arena.pages[p].free)]
-            for pages in arena.open_pages
-            for p in pages
-        },
         "nodes": {n.number: node_value(n) for n in sorted(index.all_nodes(), key=lambda n: n.number)},
         "ghosts": [n.number for n in index.ghosts],
         "free nodes": index.free,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
+from kvloom.core.bitmap import lowest_bit, mark_free, mark_range_free, next_free, take_bits, take_range
 from kvloom.core.fields import (
     ALLOCS,
     AUX_HEAD,
@@ -26,11 +27,11 @@ from kvloom.core.fields import (
     NTOKENS,
     OWNER,
     PAGE_BASE,
-    PAGE_FREE,
     PAGE_GROUP,
     PAGE_NEXT,
     PAGE_PINNED,
     PAGE_PREV,
+    PAGE_SHIFT,
     PAGE_USED,
     PAGES,
     PART_HEAD,
@@ -40,6 +41,7 @@ from kvloom.core.fields import (
     RULE_PREFIX,
     SLOT_BASE,
     SLOTS_PER_PAGE,
+    STATIC,
     STEAL_HEAD,
     STEAL_NEXT,
     STEAL_PREV,
@@ -47,12 +49,14 @@ from kvloom.core.fields import (
     USED,
 )
 from kvloom.core.lifecycle import ALLOCATED, FREE, move
+from kvloom.types import AnyArray
 
 
 @inlined
 def page_of(a: Arrays, g: int, s: int) -> int:
     """Page that holds global slot ``s`` of group ``g``."""
-    return a.group[g, PAGE_BASE] + (s - a.group[g, SLOT_BASE]) // a.group[g, SLOTS_PER_PAGE]
+    local, shift = s - a.group[g, SLOT_BASE], a.group[g, PAGE_SHIFT]
+    return a.group[g, PAGE_BASE] + (local >> shift if shift >= 0 else local // a.group[g, SLOTS_PER_PAGE])
 
 
 @jit
@@ -113,17 +117,14 @@ def unpin_page(a: Arrays, g: int, p: int) -> None:
 @jit
 def _acquire_page(a: Arrays, g: int) -> bool:
     """Give group ``g`` a free page; False when there is none."""
-    if a.static_pages[0] or a.scalars[FREE_PAGES] == 0:
+    if a.scalars[STATIC] == 1 or a.scalars[FREE_PAGES] == 0:
         return False
     a.scalars[FREE_PAGES] -= 1
     p = a.free_pages[a.scalars[FREE_PAGES]]
     per_page = a.group[g, SLOTS_PER_PAGE]
     first = a.group[g, SLOT_BASE] + p * per_page
-    for s in range(first, first + per_page - 1):
-        a.slot[s, NEXT] = s + 1
-    a.slot[first + per_page - 1, NEXT] = -1
+    mark_range_free(a, first, first + per_page)
     a.page[p, PAGE_GROUP] = g
-    a.page[p, PAGE_FREE] = first
     a.page[p, PAGE_USED] = 0
     a.page[p, PAGE_PINNED] = 0
     a.group[g, PAGES] += 1
@@ -139,25 +140,111 @@ def serve_next(a: Arrays, g: int, p: int) -> None:
 
 
 @inlined
-def take_slot(a: Arrays, g: int) -> int:
-    """Take a slot without evicting: ALLOCATED, one holder.  Returns the global slot, or -1."""
+def first_slot(a: Arrays, g: int, p: int) -> int:
+    """The first global slot of page ``p`` of group ``g``."""
+    return a.group[g, SLOT_BASE] + (p - a.group[g, PAGE_BASE]) * a.group[g, SLOTS_PER_PAGE]
+
+
+@inlined
+def _front_page(a: Arrays, g: int) -> int:
+    """The page that serves the group's next slot, or -1."""
     if a.group[g, PART_HEAD] < 0 and not _acquire_page(a, g):
         return -1
-    p = a.group[g, PART_HEAD]
-    s = a.page[p, PAGE_FREE]
-    a.page[p, PAGE_FREE] = a.slot[s, NEXT]
-    if a.page[p, PAGE_FREE] < 0:
-        _unlist_page(a, g, p)
+    return a.group[g, PART_HEAD]
+
+
+@inlined
+def _count_taken(a: Arrays, g: int, p: int, most: int) -> int:
+    """Count up to ``most`` free slots of page ``p`` as taken; returns how many."""
+    free = a.group[g, SLOTS_PER_PAGE] - a.page[p, PAGE_USED]
+    count = min(most, free)
     pin_page(a, g, p)
-    a.page[p, PAGE_USED] += 1
+    a.page[p, PAGE_PINNED] += count - 1
+    a.page[p, PAGE_USED] += count
+    if count == free:
+        _unlist_page(a, g, p)
+    a.group[g, USED] += count
+    a.counters[g, ALLOCS] += count
+    return count
+
+
+@inlined
+def _begin_life(a: Arrays, s: int) -> None:
     move(a.slot, s, ALLOCATED)
     a.slot[s, GENERATION] += 1
     a.slot[s, PINS] = 1
     a.slot[s, GRADE] = 2
     a.slot[s, OWNER] = -1
-    a.group[g, USED] += 1
-    a.counters[g, ALLOCS] += 1
+
+
+@inlined
+def take_slot(a: Arrays, g: int) -> int:
+    """Take a slot without evicting: ALLOCATED, one holder.  Returns the global slot, or -1.
+
+    It is the lowest free one of the page that the group opened last.
+    """
+    p = _front_page(a, g)
+    if p < 0:
+        return -1
+    _count_taken(a, g, p, 1)
+    s = next_free(a, first_slot(a, g, p))
+    take_bits(a, s >> 6, 1 << (s & 63))
+    _begin_life(a, s)
     return s
+
+
+@inlined
+def _take_page(a: Arrays, g: int, locals_: AnyArray, generations: AnyArray, at: int) -> int:
+    """Take a free page and all of its slots; returns how many.  What ``take_slots`` comes to, without the lists."""
+    a.scalars[FREE_PAGES] -= 1
+    p = a.free_pages[a.scalars[FREE_PAGES]]
+    count = a.group[g, SLOTS_PER_PAGE]
+    first = first_slot(a, g, p)
+    a.page[p, PAGE_GROUP] = g
+    a.page[p, PAGE_USED] = count
+    a.page[p, PAGE_PINNED] = count
+    a.group[g, PAGES] += 1
+    a.group[g, USED] += count
+    a.counters[g, ALLOCS] += count
+    for i in range(count):
+        _begin_life(a, first + i)
+        locals_[at + i] = first + i - a.group[g, SLOT_BASE]
+        generations[at + i] = a.slot[first + i, GENERATION]
+    return count
+
+
+@jit
+def take_slots(a: Arrays, g: int, most: int, locals_: AnyArray, generations: AnyArray, at: int) -> int:
+    """Like ``take_slot``, up to ``most`` times; returns how many.
+
+    Local slots and generations go to ``locals_[at:]`` and ``generations[at:]`` (int32).
+    """
+    done = 0
+    per_page = a.group[g, SLOTS_PER_PAGE]
+    if a.group[g, PART_HEAD] < 0 and a.scalars[STATIC] == 0:
+        while done + per_page <= most and a.scalars[FREE_PAGES] > 0:
+            done += _take_page(a, g, locals_, generations, at + done)
+    while done < most:
+        p = _front_page(a, g)
+        if p < 0:
+            break
+        count = _count_taken(a, g, p, most - done)
+        s = first_slot(a, g, p)
+        while count > 0:
+            s = next_free(a, s)
+            word, taken = s >> 6, 0
+            here = a.free_bits[word] & (-1 << (s & 63))
+            while here != 0 and count > 0:
+                s = (word << 6) + lowest_bit(here)
+                taken |= here & -here
+                here &= here - 1
+                _begin_life(a, s)
+                locals_[at + done] = s - a.group[g, SLOT_BASE]
+                generations[at + done] = a.slot[s, GENERATION]
+                done += 1
+                count -= 1
+            take_bits(a, word, taken)
+    return done
 
 
 @jit
@@ -170,15 +257,15 @@ def give_slot(a: Arrays, g: int, s: int) -> None:
     p = page_of(a, g, s)
     a.page[p, PAGE_USED] -= 1
     unpin_page(a, g, p)
-    if a.page[p, PAGE_FREE] < 0:
+    if a.page[p, PAGE_USED] == a.group[g, SLOTS_PER_PAGE] - 1:
         _list_page(a, g, p)
-    a.slot[s, NEXT] = a.page[p, PAGE_FREE]
-    a.page[p, PAGE_FREE] = s
-    if a.page[p, PAGE_USED] == 0 and not a.static_pages[0]:
+    mark_free(a, s)
+    if a.page[p, PAGE_USED] == 0 and a.scalars[STATIC] == 0:
         _unlist_page(a, g, p)
+        first = first_slot(a, g, p)
+        take_range(a, first, first + a.group[g, SLOTS_PER_PAGE])
         a.page[p, PAGE_GROUP] = -1
         a.group[g, PAGES] -= 1
-        a.page[p, PAGE_FREE] = -1
         a.free_pages[a.scalars[FREE_PAGES]] = p
         a.scalars[FREE_PAGES] += 1
 

@@ -8,29 +8,31 @@ from __future__ import annotations
 
 from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
-from kvloom.core.block_pool import is_auxiliary, page_of, serve_next, take_slot
+from kvloom.core.block_pool import is_auxiliary, page_of, serve_next, take_slot, take_slots
 from kvloom.core.fields import (
     AUX_HEAD,
     COL_BASE,
     COLUMNS,
     FREE_NODES,
     FRUGAL,
+    GENERATION,
     GHOST_HEAD,
     HEAP_SIZE,
     OWNER,
     PAGE_BASE,
-    PAGE_FREE,
     PAGE_GROUP,
     PAGE_HELD,
+    PAGE_USED,
     RESIDENT,
     SLOT_BASE,
     SLOTS_PER_PAGE,
     STATE,
+    STATIC,
     STEAL_HEAD,
 )
 from kvloom.core.lifecycle import COMMITTED
 from kvloom.core.prefix_index import forget_object
-from kvloom.types import SLOT_EVICTED
+from kvloom.types import SLOT_EVICTED, AnyArray
 
 NOTHING, LEAF, AUXILIARY, PAGE = range(4)
 
@@ -74,7 +76,7 @@ def make_room(a: Arrays, g: int) -> bool:
     own = a.group[g, AUX_HEAD]
     if own >= 0 and (what == NOTHING or a.slot_stamp[own] <= when):
         what, which, when = AUXILIARY, own, a.slot_stamp[own]
-    if not a.static_pages[0]:
+    if a.scalars[STATIC] == 0:
         for h in range(a.group.shape[0]):
             p = a.group[h, STEAL_HEAD]
             if h != g and p >= 0 and (what == NOTHING or a.page_stamp[p] < when):
@@ -106,9 +108,9 @@ def _prefer_busy_page(a: Arrays, g: int) -> None:
     per_page = a.group[g, SLOTS_PER_PAGE]
     for p in range(a.page.shape[0]):
         if a.page[p, PAGE_GROUP] == g and 0 < a.page[p, PAGE_HELD] < per_page:
-            while a.page[p, PAGE_FREE] < 0 and make_room(a, g):
+            while a.page[p, PAGE_USED] == per_page and make_room(a, g):
                 pass
-            if a.page[p, PAGE_FREE] >= 0:
+            if a.page[p, PAGE_USED] < per_page:
                 serve_next(a, g, p)
             return
 
@@ -136,3 +138,22 @@ def take_or_evict(a: Arrays, g: int) -> int:
             return -1
         s = take_slot(a, g)
     return s
+
+
+@jit
+def take_or_evict_many(a: Arrays, g: int, most: int, locals_: AnyArray, generations: AnyArray, at: int) -> int:
+    """``take_or_evict`` up to ``most`` times into ``locals_[at:]`` and ``generations[at:]``; returns how many.
+
+    Stops at what is free where there is any, so the caller asks again until it has enough or gets none.
+    """
+    if a.scalars[FRUGAL] == 1:
+        s = _take_frugally(a, g)
+        if s < 0:
+            return 0
+        locals_[at] = s - a.group[g, SLOT_BASE]
+        generations[at] = a.slot[s, GENERATION]
+        return 1
+    taken = take_slots(a, g, most, locals_, generations, at)
+    while taken == 0 and make_room(a, g):
+        taken = take_slots(a, g, most, locals_, generations, at)
+    return taken

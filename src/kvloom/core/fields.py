@@ -20,7 +20,7 @@ RULE_PREFIX = int(MatchRule.PREFIX)
 RULE_WINDOW = int(MatchRule.RUN)
 RULE_SNAPSHOT = int(MatchRule.POINT)
 
-# group: int32 [G, 25].  The first eight are ``kvloom.kinds.RuleRow``.
+# group: int32 [G, 26].  The first eight are ``kvloom.kinds.RuleRow``.
 (
     RULE,
     RATIO,  # tokens per entry
@@ -43,16 +43,16 @@ RULE_SNAPSHOT = int(MatchRule.POINT)
     USED,  # slots not free
     RATIO_SHIFT,  # base-2 logarithms of RATIO and BLOCK_TOKENS, -1 when they are no powers of two
     BLOCK_SHIFT,
+    PAGE_SHIFT,  # the same of SLOTS_PER_PAGE
     PAGES,  # pages that belong to the group
     NEED,  # scratch: slots that an operation is about to take
     HELD,  # scratch: used slots that cannot be evicted, now or after others
     BUSY,  # scratch: pages with such a slot
-) = range(25)
+) = range(26)
 
-# page: int32 [P, 9]
+# page: int32 [P, 8]
 (
     PAGE_GROUP,  # -1 = free
-    PAGE_FREE,  # first free slot
     PAGE_USED,
     PAGE_PINNED,  # used slots that cannot be evicted on their own right now
     PAGE_PREV,  # list of the pages of a group with free slots
@@ -60,7 +60,7 @@ RULE_SNAPSHOT = int(MatchRule.POINT)
     STEAL_PREV,
     STEAL_NEXT,
     PAGE_HELD,  # scratch: used slots that cannot be evicted, now or after others
-) = range(9)
+) = range(8)
 
 # slot: int32 [S, 8]
 (
@@ -71,7 +71,7 @@ RULE_SNAPSHOT = int(MatchRule.POINT)
     OWNER,  # node whose column names this slot, -1 = private
     OWNER_COL,
     PREV,  # auxiliary LRU list
-    NEXT,  # auxiliary LRU list, the free list of the page, or the list of slots given up while in use
+    NEXT,  # auxiliary LRU list, or the list of slots given up while in use
 ) = range(8)
 
 # node: int32 [N, 16], one cache line
@@ -94,7 +94,7 @@ RULE_SNAPSHOT = int(MatchRule.POINT)
     USES,  # leases and commits that ended here
 ) = range(16)
 
-# scalars: int64 [12]
+# scalars: int64 [20]
 (
     CLOCK,
     FREE_PAGES,
@@ -108,7 +108,11 @@ RULE_SNAPSHOT = int(MatchRule.POINT)
     EMPTIABLE,  # pages in the steal lists
     PASSES,  # times that what can be evicted was counted
     FRUGAL,  # 1 while pages are so scarce that slots come from pages that their group keeps anyway
-) = range(12)
+    STATIC,  # 1 when every group has a fixed share of the arena, as one page
+    BIT_LEVELS,  # levels of the bitmap of free slots
+    BIT_BASE,  # first word of level 0; the next six are those of the levels above
+) = range(15)
+SCALARS = 20
 
 # counters: int64 [G, 6], objects
 ALLOCS, EVICTIONS, HITS, MISSES, COMMITS, UNKEPT = range(6)

@@ -31,12 +31,7 @@ from kvloom.core.fields import (
 )
 from kvloom.core.lifecycle import COMMITTED
 from kvloom.core.prefix_index import find_child, same_tokens
-from kvloom.core.rules import (
-    blocks_at,
-    first_block_needed,
-    needed_from,
-    snapshot_needed,
-)
+from kvloom.core.rules import blocks_at, first_block_needed, needed_from, snapshot_needed
 from kvloom.types import AnyArray
 
 FAULT_GRADE = -5
@@ -54,6 +49,17 @@ def walk(a: Arrays, root: int, tokens: AnyArray, limit: int, path: AnyArray) -> 
     depth = 0
     n = root
     while (depth + 1) * segment <= limit:
+        # Most children lie right behind their parent; guessing so frees the processor from waiting for the link.
+        while (
+            (depth + 1) * segment <= limit
+            and a.node[n, FIRST_CHILD] == n + 1
+            and same_tokens(a, n + 1, tokens, depth * segment)
+        ):
+            n += 1
+            depth += 1
+            path[depth] = n
+        if (depth + 1) * segment > limit:
+            break
         n = find_child(a, n, tokens, depth * segment)
         if n < 0:
             break

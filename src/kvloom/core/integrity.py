@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from kvloom.core.arrays import Arrays
-from kvloom.core.block_pool import is_auxiliary, page_of
+from kvloom.core.block_pool import first_slot, is_auxiliary, page_of
 from kvloom.core.fields import (
     ANCHORS,
     AUX_HEAD,
     AUX_TAIL,
+    BIT_BASE,
+    BIT_LEVELS,
     COL_BASE,
     COLUMNS,
     DEPTH,
@@ -33,7 +35,6 @@ from kvloom.core.fields import (
     NTOKENS,
     OWNER,
     OWNER_COL,
-    PAGE_FREE,
     PAGE_GROUP,
     PAGE_NEXT,
     PAGE_PINNED,
@@ -82,6 +83,7 @@ def check_books(
     for g in range(len(a.group)):
         _check_slots(a, geometry, g, wrong)
         _check_free_slots(a, g, wrong)
+    _check_bitmap(a, wrong)
     _check_pages(a, geometry, wrong)
     _check_nodes(a, roots, wrong)
     _check_tree(a, [*running.values(), *in_flight[1]], wrong)
@@ -156,17 +158,27 @@ def _check_free_slots(a: Arrays, g: int, wrong: list[str]) -> None:
     partly = {p for p in mine if a.page[p, PAGE_USED] < per_page}
     if listed != partly:
         wrong.append(f"group {g}: list of pages with free slots is wrong: {listed} against {partly}")
-    for p in listed:
-        free = _chain(a.slot[:, NEXT], int(a.page[p, PAGE_FREE]), per_page)
-        if (a.slot[free, STATE] != FREE).any():
-            wrong.append(f"page {p}: a slot in use is in the free list")
-        if len(free) + a.page[p, PAGE_USED] != per_page:
-            wrong.append(f"page {p}: free list and use count disagree")
     steal = _chain(a.page[:, STEAL_NEXT], int(a.group[g, STEAL_HEAD]), len(a.page))
     if set(steal) != {p for p in mine if a.page[p, PAGE_PINNED] == 0 and a.page[p, PAGE_USED] > 0}:
         wrong.append(f"group {g}: the list of pages that can be emptied is wrong")
     if (np.diff(a.page_stamp[steal]) < 0).any():
         wrong.append(f"group {g}: the list of pages that can be emptied is out of order")
+
+
+def _check_bitmap(a: Arrays, wrong: list[str]) -> None:
+    below = np.zeros(len(a.slot), dtype=np.bool_)
+    for g in range(len(a.group)):
+        for p in np.flatnonzero(a.page[:, PAGE_GROUP] == g).tolist():
+            first = int(first_slot(a, g, p))
+            span = slice(first, first + int(a.group[g, SLOTS_PER_PAGE]))
+            below[span] = a.slot[span, STATE] == FREE
+    for level in range(int(a.scalars[BIT_LEVELS])):
+        first, count = int(a.scalars[BIT_BASE + level]), -(-len(below) // 64)
+        words = a.free_bits[first : first + count]
+        bits = np.unpackbits(words.view(np.uint8), bitorder="little")[: len(below)].astype(np.bool_)
+        if (bits != below).any():
+            wrong.append(f"level {level} of the bitmap of free slots is wrong at {np.flatnonzero(bits != below)[:5]}")
+        below = words != 0
 
 
 def _check_pages(a: Arrays, geometry: ArenaGeometry, wrong: list[str]) -> None:

@@ -13,15 +13,7 @@ import numpy as np
 
 from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
-from kvloom.core.block_pool import (
-    give_slot,
-    is_auxiliary,
-    link_auxiliary,
-    page_of,
-    pin_page,
-    release,
-    unlink_auxiliary,
-)
+from kvloom.core.block_pool import give_slot, is_auxiliary, link_auxiliary, page_of, pin_page, release, unlink_auxiliary
 from kvloom.core.fields import (
     ANCHORS,
     CLOCK,
@@ -61,10 +53,13 @@ from kvloom.core.fields import (
 )
 from kvloom.core.leaf_heap import enter_heap, leave_heap
 from kvloom.core.lifecycle import COMMITTED, EVICTED, QUARANTINED, READY, move
+from kvloom.core.token_runs import copy_run, same_run
 from kvloom.types import SLOT_EVICTED, SLOT_QUARANTINED, AnyArray
 
 SAMPLES = 8
 OUT_OF_LIST = -2
+RECYCLED = 64
+"""Ghosts that are freed at once."""
 
 
 @jit
@@ -81,10 +76,7 @@ def hash_segment(parent: int, tokens: AnyArray, start: int, count: int) -> int:
 @inlined
 def same_tokens(a: Arrays, n: int, tokens: AnyArray, start: int) -> bool:
     """Whether node ``n`` holds exactly ``tokens[start:start + NTOKENS]`` (the caller checked the length)."""
-    difference = 0
-    for i in range(a.node[n, NTOKENS]):
-        difference |= a.tokens[n, i] ^ tokens[start + i]
-    return difference == 0
+    return same_run(a.tokens, n, tokens, start, a.node[n, NTOKENS])
 
 
 @inlined
@@ -264,20 +256,35 @@ def _detach(a: Arrays, n: int) -> None:
 
 
 @inlined
-def take_node(a: Arrays) -> int:
-    """A clean node, recycling the oldest ghost when none is free; -1 when every node is needed.
+def recycle(a: Arrays) -> bool:
+    """Free the oldest ghosts when no node is free; False when every node is needed.
 
-    A ghost's children became ghosts before it did, so the head of the list is a leaf.
+    A ghost's children became ghosts before it did, so the head of the list is a leaf.  A path dies from its end up;
+    freeing many at once hands its nodes out again from its beginning down, in the order in which they lie in memory.
     """
     if a.scalars[FREE_NODES] == 0:
-        ghost = a.scalars[GHOST_HEAD]
-        if ghost < 0:
-            return -1
-        _ghost_unlink(a, ghost)
-        _detach(a, ghost)
+        while a.scalars[FREE_NODES] < RECYCLED and a.scalars[GHOST_HEAD] >= 0:
+            ghost = a.scalars[GHOST_HEAD]
+            _ghost_unlink(a, ghost)
+            _detach(a, ghost)
+    return a.scalars[FREE_NODES] > 0
+
+
+@inlined
+def take_node(a: Arrays) -> int:
+    """A clean node, recycling ghosts when none is free; -1 when every node is needed."""
+    if not recycle(a):
+        return -1
     a.scalars[FREE_NODES] -= 1
     a.scalars[NODES_USED] += 1
     n = a.free_nodes[a.scalars[FREE_NODES]]
+    clean_node(a, n)
+    return n
+
+
+@inlined
+def clean_node(a: Arrays, n: int) -> None:
+    """Write the record of a node that has nothing yet."""
     for c in range(a.columns.shape[1]):
         a.columns[n, c] = -1
     a.node[n, PARENT] = -1
@@ -295,7 +302,6 @@ def take_node(a: Arrays) -> int:
     a.node[n, HEAP_AT] = -1
     a.node[n, USES] = 0
     a.node_stamp[n] = a.scalars[CLOCK]
-    return n
 
 
 @inlined
@@ -312,8 +318,7 @@ def new_node(a: Arrays, parent: int, tokens: AnyArray, start: int, count: int) -
     a.node[n, DEPTH] = a.node[parent, DEPTH] + (1 if is_segment else 0)
     a.node[n, NTOKENS] = count
     a.node[n, ANCHORS] = 1
-    for i in range(count):
-        a.tokens[n, i] = tokens[start + i]
+    copy_run(a.tokens, n, tokens, start, count)
     if is_segment:
         head = a.node[parent, FIRST_CHILD]
         a.node[parent, FIRST_CHILD] = n

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-from kvloom.core._jit import jit
+from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
 from kvloom.core.eviction import make_node_room
+from kvloom.core.fields import (
+    BLOCK_TOKENS,
+    CHUNKED,
+    FIRST_CHILD,
+    FREE_NODES,
+    RATIO,
+    RULE,
+    RULE_SNAPSHOT,
+    RULE_WINDOW,
+    WINDOW,
+)
 from kvloom.core.page_table import (
     DETACHED,
     LENGTH,
     NODE,
     PENDING,
     PUBLISHED,
+    QUIET,
     STATE_GRADE,
     STEPPED,
     Rows,
-    commit_segment,
     grow,
-    mark_computed,
     need_growth,
     shrink_windows,
     undo_growth,
 )
-from kvloom.core.prefix_index import drop_anchor
+from kvloom.core.prefix_index import drop_anchor, recycle
+from kvloom.core.publishing import commit_segment, mark_computed, publish_fresh
 from kvloom.core.room import lacks_room, need_nothing
+from kvloom.core.rules import block_of, blocks_at, first_block_needed
 from kvloom.types import AnyArray
 
 BAD_TOKEN, TOO_LONG, BUSY = -1, -2, -3
@@ -39,6 +51,7 @@ def reserve(a: Arrays, r: Rows, q: int, count: int) -> int:
         full = grow(a, r, q, r.state[q, LENGTH], count)
     if full < 0:
         r.state[q, PENDING] = count
+        r.state[q, QUIET] = 0
     return full
 
 
@@ -71,6 +84,11 @@ def publish(a: Arrays, r: Rows, q: int, ids: AnyArray, used: int) -> int:
         if filled + len(ids) - used < segment:
             break
         parent = r.state[q, NODE]
+        if filled == 0 and a.node[parent, FIRST_CHILD] < 0 and recycle(a):
+            count = min((len(ids) - used) // segment, a.scalars[FREE_NODES])
+            publish_fresh(a, r, q, ids, used, count)
+            used += count * segment
+            continue
         if filled == 0:
             n = commit_segment(a, r, q, parent, ids, used, start)
         else:
@@ -102,6 +120,35 @@ def commit(a: Arrays, r: Rows, q: int, ids: AnyArray, claim: int) -> int:
     return used
 
 
+@inlined
+def opens_block(a: Arrays, length: int) -> bool:
+    """Whether the token after ``length`` needs a block that those before it did not."""
+    for g in range(a.group.shape[0]):
+        if a.group[g, RULE] != RULE_SNAPSHOT and blocks_at(a, g, length + 1) > blocks_at(a, g, length):
+            return True
+    return False
+
+
+@inlined
+def quiet_until(a: Arrays, length: int) -> int:
+    """The next length at which a block of some group is complete, no longer needed, or lacking for one token more."""
+    first = length + a.tokens.shape[1] - length % a.tokens.shape[1]
+    for g in range(a.group.shape[0]):
+        if a.group[g, RULE] == RULE_SNAPSHOT:
+            continue
+        size = a.group[g, BLOCK_TOKENS]
+        first = min(first, (block_of(a, g, length) + 1) * size)
+        opening = blocks_at(a, g, length) * size + a.group[g, RATIO] - 1
+        first = min(first, opening if opening > length else first)
+        if a.group[g, RULE] == RULE_WINDOW:
+            window = a.group[g, WINDOW]
+            if a.group[g, CHUNKED]:
+                first = min(first, length - length % window + window)
+            else:  # the block of the first token needed changes
+                first = min(first, (first_block_needed(a, g, length) + 1) * size + window - 1)
+    return first
+
+
 @jit
 def finish_step(
     a: Arrays, r: Rows, rows: AnyArray, begin: int, claim: int, ended: AnyArray, count: int
@@ -118,8 +165,13 @@ def finish_step(
         if r.state[q, STEPPED] == 0:
             continue
         r.state[q, STEPPED] = 0
+        length = r.state[q, LENGTH] + 1
+        if length < r.state[q, QUIET]:
+            r.state[q, LENGTH] = length
+            r.state[q, PENDING] = 0
+            continue
         compute(a, r, q, claim)
-        length = r.state[q, LENGTH]
+        r.state[q, QUIET] = -quiet_until(a, length)  # the next reservation is not quiet yet
         if length == (r.state[q, PUBLISHED] + 1) * segment and r.state[q, DETACHED] == 0:
             parent = r.state[q, NODE]
             n = commit_segment(a, r, q, parent, r.tail[q], 0, length - segment)
@@ -149,6 +201,27 @@ def _first_without_room(a: Arrays, r: Rows, rows: AnyArray) -> tuple[int, int]:
     return len(rows) - 1, lacks_room(a)
 
 
+@inlined
+def _first_unfit(
+    a: Arrays, r: Rows, rows: AnyArray, tokens: AnyArray, vocabulary: int, longest: int
+) -> tuple[int, int]:
+    """The first row that cannot have its token, and why; else -1, and ``NEED`` is what all rows lack together."""
+    for i in range(len(rows)):
+        if tokens[i] < 0 or tokens[i] >= vocabulary:
+            return i, BAD_TOKEN
+        if longest > 0 and r.state[rows[i], LENGTH] >= longest:
+            return i, TOO_LONG
+        if r.state[rows[i], PENDING] != 0:
+            return i, BUSY
+    for i in range(len(rows)):
+        length = r.state[rows[i], LENGTH]
+        if length >= r.state[rows[i], QUIET]:
+            full = need_growth(a, r, rows[i], length + 1)
+            if full >= 0:
+                return i, full
+    return -1, 0
+
+
 @jit
 def begin_step(a: Arrays, r: Rows, rows: AnyArray, tokens: AnyArray, vocabulary: int, longest: int) -> tuple[int, int]:
     """Reserve one more token for every row: (-1, 0), or nothing changed and (place in ``rows``, why).
@@ -157,29 +230,26 @@ def begin_step(a: Arrays, r: Rows, rows: AnyArray, tokens: AnyArray, vocabulary:
     limit), or ``BUSY`` (an append is pending).
     """
     segment = a.tokens.shape[1]
-    for i in range(len(rows)):
-        if tokens[i] < 0 or tokens[i] >= vocabulary:
-            return i, BAD_TOKEN
-        if longest > 0 and r.state[rows[i], LENGTH] >= longest:
-            return i, TOO_LONG
-        if r.state[rows[i], PENDING] != 0:
-            return i, BUSY
     need_nothing(a)
-    for i in range(len(rows)):
-        full = need_growth(a, r, rows[i], r.state[rows[i], LENGTH] + 1)
-        if full >= 0:
-            return i, full
+    place, why = _first_unfit(a, r, rows, tokens, vocabulary, longest)
+    if place >= 0:
+        return place, why
     if lacks_room(a) >= 0:
         return _first_without_room(a, r, rows)
     for i in range(len(rows)):
         q = rows[i]
         length = r.state[q, LENGTH]
-        full = grow(a, r, q, length, 1)
+        full = -1
+        if length >= r.state[q, QUIET]:
+            full = grow(a, r, q, length, 1)
+            # a new block takes its grade with its first token
+            r.state[q, QUIET] = 0 if opens_block(a, length) else -r.state[q, QUIET]
         if full >= 0:
             for j in range(i):
                 undo_growth(a, r, rows[j], a.group.shape[0] - 1, r.state[rows[j], LENGTH])
                 r.state[rows[j], PENDING] = 0
                 r.state[rows[j], STEPPED] = 0
+                r.state[rows[j], QUIET] = 0
             return i, full
         r.state[q, PENDING] = 1
         r.state[q, STEPPED] = 1

@@ -35,6 +35,7 @@ from kvloom.core.fields import (
     RULE_PREFIX,
     SLOT_BASE,
     SLOTS_PER_PAGE,
+    STATIC,
     USED,
 )
 
@@ -56,7 +57,7 @@ def _free_room(a: Arrays) -> bool:
         per_page = a.group[g, SLOTS_PER_PAGE]
         lacking = a.group[g, NEED] - (a.group[g, PAGES] * per_page - a.group[g, USED])
         if lacking > 0:
-            if a.static_pages[0]:
+            if a.scalars[STATIC] == 1:
                 return False
             pages -= (lacking + per_page - 1) // per_page
     return pages >= 0
@@ -74,7 +75,7 @@ def _pages_wanted(a: Arrays) -> int:
 @jit
 def _loose_room(a: Arrays) -> bool:
     """Whether what can be evicted right now is enough."""
-    if not a.static_pages[0]:
+    if a.scalars[STATIC] == 0:
         return a.scalars[FREE_PAGES] + a.scalars[EMPTIABLE] >= _pages_wanted(a)
     for g in range(a.group.shape[0]):
         if a.group[g, NEED] > a.group[g, SLOTS_PER_PAGE] - a.page[g, PAGE_PINNED]:
@@ -131,7 +132,7 @@ def _short_group(a: Arrays) -> int:
     spare = _spare_pages(a)
     for g in range(a.group.shape[0]):
         per_page = a.group[g, SLOTS_PER_PAGE]
-        if a.static_pages[0]:
+        if a.scalars[STATIC] == 1:
             if a.group[g, NEED] > per_page - a.group[g, HELD]:
                 return g
             continue
@@ -146,7 +147,7 @@ def _short_group(a: Arrays) -> int:
 @jit
 def _enough(a: Arrays) -> bool:
     """Whether what was counted so far is enough, with pages to spare."""
-    return (a.static_pages[0] or _spare_pages(a) >= _pages_wanted(a)) and _short_group(a) < 0
+    return (a.scalars[STATIC] == 1 or _spare_pages(a) >= _pages_wanted(a)) and _short_group(a) < 0
 
 
 @jit
@@ -188,6 +189,6 @@ def lacks_room(a: Arrays) -> int:
     if _free_room(a) or _loose_room(a) or _count(a):
         return -1
     short = _short_group(a)
-    if short < 0 and not a.static_pages[0]:
+    if short < 0 and a.scalars[STATIC] == 0:
         a.scalars[FRUGAL] = 1
     return short

@@ -13,7 +13,8 @@ import numpy as np
 
 from kvloom.config import Device
 from kvloom.core import sweep
-from kvloom.core.arrays import Arrays, allocate
+from kvloom.core.allocation import allocate
+from kvloom.core.arrays import Arrays
 from kvloom.core.block_pool import release
 from kvloom.core.eviction import make_node_room
 from kvloom.core.fields import (

@@ -21,6 +21,14 @@ from kvloom.core.fields import (
     RULE_SNAPSHOT,
     SLOT_BASE,
 )
+from kvloom.core.keeping import (
+    checkpoint_complete,
+    checkpoint_lacks_room,
+    fork_lacks_room,
+    lease_lacks_room,
+    reserve_sealed,
+    reserve_snapshots,
+)
 from kvloom.core.page_table import (
     DETACHED,
     FIRST,
@@ -35,15 +43,8 @@ from kvloom.core.page_table import (
     STEPPED,
     WIDTH,
     Rows,
-    checkpoint_complete,
-    checkpoint_lacks_room,
-    fork_lacks_room,
     lease,
-    lease_lacks_room,
     release_row,
-    republish,
-    reserve_sealed,
-    reserve_snapshots,
     share_row,
     shrink,
     shrink_windows,
@@ -58,6 +59,7 @@ from kvloom.core.prefix_index import (
     touch,
 )
 from kvloom.core.progress import commit, publish, reserve
+from kvloom.core.publishing import republish
 from kvloom.core.rules import blocks_at, snapshot_needed
 from kvloom.errors import InputError, SequenceError, StaleLeaseError
 from kvloom.manager.inputs import grade_of

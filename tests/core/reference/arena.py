@@ -100,7 +100,8 @@ class Arena:
                 return None
             self._give_page_to(group, self.free_pages.pop())
         page = self.open_pages[group][0]
-        slot = self.pages[page].free.pop()
+        slot = min(self.pages[page].free, key=lambda s: s.index)
+        self.pages[page].free.remove(slot)
         if not self.pages[page].free:
             self.open_pages[group].remove(page)
         slot.state = ObjectState.ALLOCATED

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from tests.core.reference.arena import Slot
 
+RECYCLED = 64
+
 Place = tuple[int, int]
 """(group, block of the group within the segment); snapshots have block 0."""
 
@@ -101,8 +103,9 @@ class Index:
         return sorted((n for n in self.all_nodes() if n.evictable), key=lambda n: (n.stamp, n.number))
 
     def place(self) -> int | None:
-        """A free place; the oldest ghost makes room when there is none."""
-        if not self.free and self.ghosts:
+        """A free place; the oldest ghosts make room when there is none."""
+        count = 0 if self.free else min(RECYCLED, len(self.ghosts))
+        for _ in range(count):
             ghost = self.ghosts.pop(0)
             assert ghost.parent is not None
             assert not ghost.children + ghost.checkpoints, "a ghost goes before its parent"

@@ -1,0 +1,137 @@
+"""The compiled calls of the hot path.  They take the core by handle; see ``kvloom.core.handle``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvloom.core._jit import jit
+from kvloom.core.fields import CLOCK
+from kvloom.core.handle import arrays_of, rows_of
+from kvloom.core.hybrid_match import best_boundary, first_bad_group, known_prefix, walk
+from kvloom.core.page_table import EPOCH, LENGTH, NODE, PUBLISHED, STATE_GRADE, lease, release_row
+from kvloom.core.prefix_index import drop_anchor, touch
+from kvloom.core.progress import begin_step, commit, finish_step, reserve
+from kvloom.core.publishing import republish
+from kvloom.core.sweep import count_misses
+from kvloom.types import AnyArray
+
+NOT_BEGUN = -2
+
+
+@jit
+def match_prompt(h: AnyArray, root: int, prompt: AnyArray, floor: int, path: AnyArray) -> tuple[int, int, int, int]:
+    """The one-pass match: (segments known, best position, segments before it, checkpoint node or -1).
+
+    ``path`` int32 gets the nodes; see ``kvloom.core.hybrid_match``.
+    """
+    a = arrays_of(h)
+    limit = len(prompt) - 1
+    depth = walk(a, root, prompt, limit, path)
+    position, at, checkpoint = best_boundary(a, path, depth, prompt, limit, floor)
+    return depth, position, at, checkpoint
+
+
+@jit
+def verify_groups(h: AnyArray, path: AnyArray, depth: int, checkpoint: int, position: int, floor: int) -> int:
+    """``first_bad_group``."""
+    return first_bad_group(arrays_of(h), path, depth, checkpoint, position, floor)
+
+
+@jit
+def known_tokens(h: AnyArray, path: AnyArray, depth: int, prompt: AnyArray) -> tuple[int, int]:
+    """``known_prefix``."""
+    return known_prefix(arrays_of(h), path, depth, prompt, len(prompt) - 1)
+
+
+@jit
+def lease_row(h: AnyArray, q: int, path: AnyArray, depth: int, checkpoint: int, position: int) -> int:
+    """``lease``: enter and hold the blocks of a hit; returns their worst grade and starts the row's state."""
+    a, r = arrays_of(h), rows_of(h)
+    worst = lease(a, r, q, path, depth, checkpoint, position)
+    for i in range(r.state.shape[1]):
+        r.state[q, i] = 0
+    r.state[q, LENGTH] = position
+    r.state[q, PUBLISHED] = depth
+    r.state[q, NODE] = path[depth]
+    r.state[q, STATE_GRADE] = worst
+    r.state[q, EPOCH] = a.scalars[CLOCK]
+    return worst
+
+
+@jit
+def note_misses(h: AnyArray, limit: int, reused: int) -> None:
+    """``count_misses``."""
+    count_misses(arrays_of(h), limit, reused)
+
+
+@jit
+def reserve_tokens(h: AnyArray, q: int, count: int) -> int:
+    """``reserve``, one tick of the clock later."""
+    a = arrays_of(h)
+    a.scalars[CLOCK] += 1
+    return reserve(a, rows_of(h), q, count)
+
+
+@jit
+def commit_tokens(h: AnyArray, q: int, ids: AnyArray, claim: int) -> int:
+    """``commit``, one tick of the clock later."""
+    a = arrays_of(h)
+    a.scalars[CLOCK] += 1
+    return commit(a, rows_of(h), q, ids, claim)
+
+
+@jit
+def finish_rows(h: AnyArray, rows: AnyArray, begin: int, claim: int, ended: AnyArray, count: int) -> tuple[int, int]:
+    """``finish_step``."""
+    return finish_step(arrays_of(h), rows_of(h), rows, begin, claim, ended, count)
+
+
+@jit
+def begin_rows(h: AnyArray, rows: AnyArray, tokens: AnyArray, vocabulary: int, longest: int) -> tuple[int, int]:
+    """``begin_step``."""
+    return begin_step(arrays_of(h), rows_of(h), rows, tokens, vocabulary, longest)
+
+
+@jit
+def step_rows(
+    h: AnyArray, rows: AnyArray, tokens: AnyArray, claim: int, ended: AnyArray, vocabulary: int, longest: int
+) -> tuple[int, int, int, int]:
+    """``finish_step``, and then ``begin_step`` if no row ended a segment: (place, ended, place, why).
+
+    A tick of the clock comes first.  The second place is -2 when ``begin_step`` was not run.
+    """
+    a, r = arrays_of(h), rows_of(h)
+    a.scalars[CLOCK] += 1
+    done, count = finish_step(a, r, rows, 0, claim, ended, 0)
+    if done < len(rows) or count > 0:
+        return done, count, NOT_BEGUN, 0
+    place, why = begin_step(a, r, rows, tokens, vocabulary, longest)
+    return done, count, place, why
+
+
+@jit
+def close_row(h: AnyArray, q: int, whole: bool) -> None:
+    """Release everything that row ``q`` holds; ``whole``: its state can be trusted.  The clock ticks first."""
+    a, r = arrays_of(h), rows_of(h)
+    a.scalars[CLOCK] += 1
+    node = r.state[q, NODE]
+    if whole:
+        republish(a, r, q)
+    release_row(a, r, q)
+    touch(a, node)
+    drop_anchor(a, node)
+
+
+@jit
+def first_outside(tokens: AnyArray, top: int) -> int:
+    """Place of the first of ``tokens`` (int32) that is negative or not below ``top``, or -1."""
+    highest = np.int32(top - 1)
+    signs = np.int32(0)
+    for i in range(len(tokens)):
+        signs |= tokens[i] | (highest - tokens[i])
+    if signs >= 0:
+        return -1
+    for i in range(len(tokens)):
+        if tokens[i] < 0 or tokens[i] > highest:
+            return i
+    return -1  # differences of two valid ids do not overflow
