@@ -82,6 +82,7 @@ class ArenaGeometry:
         arena_bytes: size of the arena.
         base, page_bytes, slots_per_page, slot_bytes, num_slots: int64 ``[groups]``.
         static_split: True when the arena is too small for moving pages, so every group has a fixed part of it.
+        alignment: bytes that every slot offset is a multiple of.
     """
 
     arena_bytes: int
@@ -91,6 +92,11 @@ class ArenaGeometry:
     slot_bytes: IntArray
     num_slots: IntArray
     static_split: bool
+    alignment: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        numbers = np.concatenate([self.base, self.page_bytes, self.slot_bytes])
+        object.__setattr__(self, "alignment", int(np.gcd.reduce(numbers)))
 
     def slot_offset(self, group: int, slot: int) -> int:
         """Byte offset of a slot; raises IndexError for a slot the group cannot have."""

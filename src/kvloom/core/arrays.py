@@ -31,4 +31,3 @@ class Arrays(NamedTuple):
     page_stamp: AnyArray  # int64 [P] clock at which the page could last be emptied
     counters: AnyArray  # int64 [G, 6]
     scalars: AnyArray  # int64 [20]
-

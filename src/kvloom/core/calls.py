@@ -73,6 +73,12 @@ def reserve_tokens(h: AnyArray, q: int, count: int) -> int:
 
 
 @jit
+def reserve_again(h: AnyArray, q: int, count: int) -> int:
+    """``reserve``."""
+    return reserve(arrays_of(h), rows_of(h), q, count)
+
+
+@jit
 def commit_tokens(h: AnyArray, q: int, ids: AnyArray, claim: int) -> int:
     """``commit``, one tick of the clock later."""
     a = arrays_of(h)
@@ -94,16 +100,24 @@ def begin_rows(h: AnyArray, rows: AnyArray, tokens: AnyArray, vocabulary: int, l
 
 @jit
 def step_rows(
-    h: AnyArray, rows: AnyArray, tokens: AnyArray, claim: int, ended: AnyArray, vocabulary: int, longest: int
+    h: AnyArray,
+    rows: AnyArray,
+    tokens: AnyArray,
+    claim: int,
+    ended: AnyArray,
+    vocabulary: int,
+    longest: int,
+    at_once: bool,
 ) -> tuple[int, int, int, int]:
-    """``finish_step``, and then ``begin_step`` if no row ended a segment: (place, ended, place, why).
+    """``finish_step`` and ``begin_step``: (place, rows that ended a segment, place, why).
 
-    A tick of the clock comes first.  The second place is -2 when ``begin_step`` was not run.
+    A tick of the clock comes first.  The second place is ``NOT_BEGUN`` when the first step did not come to its end, or
+    when rows ended a segment and not ``at_once``: the caller takes their snapshots before it begins the next step.
     """
     a, r = arrays_of(h), rows_of(h)
     a.scalars[CLOCK] += 1
     done, count = finish_step(a, r, rows, 0, claim, ended, 0)
-    if done < len(rows) or count > 0:
+    if done < len(rows) or (count > 0 and not at_once):
         return done, count, NOT_BEGUN, 0
     place, why = begin_step(a, r, rows, tokens, vocabulary, longest)
     return done, count, place, why

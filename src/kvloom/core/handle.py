@@ -10,17 +10,28 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
-from numba import carray
+from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 
-from kvloom.core._jit import inlined
 from kvloom.core.arrays import Arrays
 from kvloom.core.page_table import Rows
 from kvloom.types import AnyArray
 
 _STRIDE = 4
 """Numbers per array in a handle: its address and up to three extents."""
+
+_LONG = {"free_bits", "slot_stamp", "node_stamp", "reached", "page_stamp", "counters", "scalars", "state"}
+"""Arrays of int64; all others are int32."""
+_DIMENSIONS = dict.fromkeys(
+    (
+        "table", "heap", "free_bits", "free_pages", "free_nodes", "slot_stamp", "node_stamp", "reached", "page_stamp",
+        "scalars",
+    ),
+    1,
+) | {"span": 3}  # fmt: skip
+"""Of ``Arrays`` and of ``Rows.span``; all others have two."""
 
 
 def make_handle(arrays: Arrays, rows: Rows) -> AnyArray:
@@ -33,65 +44,47 @@ def make_handle(arrays: Arrays, rows: Rows) -> AnyArray:
     return handle
 
 
-def _pointer(_typing: Any, _address: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+def _tuple_from_handle(kind: type[Arrays | Rows], begin: int) -> Any:
+    """An intrinsic that makes a named tuple of the arrays from number ``begin`` of a handle on."""
+    members = []
+    for name in kind._fields:
+        dimensions = 2 if kind is Rows and name == "table" else _DIMENSIONS.get(name, 2)
+        members.append(types.Array(types.int64 if name in _LONG else types.int32, dimensions, "C"))
+    result = types.NamedTuple(members, kind)
 
-    return types.voidptr(types.int64), generate
+    def make(_typing: Any, handle: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            numbers = context.make_array(signature.args[0])(context, builder, args[0]).data
 
+            def number(at: int) -> Any:
+                return builder.load(builder.gep(numbers, [ir.Constant(ir.IntType(64), at)]))
 
-_pointer_to = cast("Callable[[int], Any]", intrinsic(_pointer))
+            made = []
+            for i, member in enumerate(members):
+                at = _STRIDE * (begin + i)
+                array = context.make_array(member)(context, builder)
+                item = 8 if member.dtype is types.int64 else 4
+                shape = [number(at + 1 + d) for d in range(member.ndim)]
+                strides = [ir.Constant(ir.IntType(64), item)]
+                for extent in reversed(shape[1:]):
+                    strides.insert(0, builder.mul(strides[0], extent))
+                populate_array(
+                    array,
+                    data=builder.inttoptr(number(at), context.get_data_type(member.dtype).as_pointer()),
+                    shape=shape,
+                    strides=strides,
+                    itemsize=ir.Constant(ir.IntType(64), item),
+                    meminfo=None,
+                )
+                made.append(array._getvalue())
+            return context.make_tuple(builder, result, made)
 
+        return result(handle), generate
 
-@inlined
-def _line(h: AnyArray, i: int, dtype: Any) -> AnyArray:
-    return carray(_pointer_to(h[_STRIDE * i]), (h[_STRIDE * i + 1],), dtype)  # type: ignore[no-any-return]
-
-
-@inlined
-def _plane(h: AnyArray, i: int, dtype: Any) -> AnyArray:
-    at = _STRIDE * i
-    return carray(_pointer_to(h[at]), (h[at + 1], h[at + 2]), dtype)  # type: ignore[no-any-return]
-
-
-@inlined
-def _cube(h: AnyArray, i: int, dtype: Any) -> AnyArray:
-    at = _STRIDE * i
-    return carray(_pointer_to(h[at]), (h[at + 1], h[at + 2], h[at + 3]), dtype)  # type: ignore[no-any-return]
-
-
-@inlined
-def arrays_of(h: AnyArray) -> Arrays:
-    """The arrays of the core."""
-    return Arrays(
-        _plane(h, 0, np.int32),
-        _plane(h, 1, np.int32),
-        _plane(h, 2, np.int32),
-        _plane(h, 3, np.int32),
-        _plane(h, 4, np.int32),
-        _plane(h, 5, np.int32),
-        _line(h, 6, np.int32),
-        _line(h, 7, np.int32),
-        _line(h, 8, np.int64),
-        _line(h, 9, np.int32),
-        _line(h, 10, np.int32),
-        _line(h, 11, np.int64),
-        _line(h, 12, np.int64),
-        _line(h, 13, np.int64),
-        _line(h, 14, np.int64),
-        _plane(h, 15, np.int64),
-        _line(h, 16, np.int64),
-    )
+    return intrinsic(make)
 
 
-@inlined
-def rows_of(h: AnyArray) -> Rows:
-    """The block tables."""
-    return Rows(
-        _plane(h, 17, np.int32),
-        _plane(h, 18, np.int32),
-        _cube(h, 19, np.int32),
-        _plane(h, 20, np.int32),
-        _plane(h, 21, np.int64),
-        _plane(h, 22, np.int32),
-    )
+arrays_of = cast("Callable[[AnyArray], Arrays]", _tuple_from_handle(Arrays, 0))
+"""The arrays of the core, from a handle; for compiled code."""
+rows_of = cast("Callable[[AnyArray], Rows]", _tuple_from_handle(Rows, len(Arrays._fields)))
+"""The block tables, from a handle; for compiled code."""

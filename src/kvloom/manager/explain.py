@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from kvloom.core.arrays import Arrays
+from kvloom.core.calls import known_tokens
 from kvloom.core.fields import FIRST_CHECKPOINT, FIRST_CHILD, NTOKENS
-from kvloom.core.hybrid_match import FAULT_GRADE, diagnose, known_prefix
+from kvloom.core.hybrid_match import FAULT_GRADE, diagnose
 from kvloom.plan import Explanation, Limit
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import REASON_OF_COLUMN, Grade, Int32Array, Reason
 
+if TYPE_CHECKING:
+    from kvloom.manager.manager import Manager
 
-def explain(
-    spec: ModelSpec, arrays: Arrays, path: Int32Array, depth: int, prompt: Int32Array, reused: int, floor: Grade
-) -> Explanation:
-    """Explain the hit of ``reused`` tokens on ``path`` (``depth`` known segments); the lease fills in its grade."""
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a lookup found, before it is known at which grade."""
+
+    known_tokens: int
+    limits: tuple[Limit, ...]
+
+    def explanation(self, reused: int, prompt_tokens: int, grade: Grade) -> Explanation:
+        """With the grade of the lease."""
+        return Explanation(reused, grade if reused else None, prompt_tokens, self.known_tokens, self.limits)
+
+
+def explain(manager: Manager, path: Int32Array, depth: int, prompt: Int32Array, reused: int, floor: Grade) -> Findings:
+    """Explain the hit of ``reused`` tokens on ``path`` (``depth`` known segments)."""
+    spec, arrays = manager.spec, manager.arrays
     limit = len(prompt) - 1
     if reused == limit:
-        return Explanation(reused, None, len(prompt), reused, (Limit(Reason.LAST_TOKEN, limit),))
-    known, checkpoint = (int(v) for v in known_prefix(arrays, path, depth, prompt, limit))
+        return Findings(reused, (Limit(Reason.LAST_TOKEN, limit),))
+    known, checkpoint = known_tokens(manager.handle, path, depth, prompt)
     limits: list[Limit] = []
     end = depth * spec.segment_tokens
     candidate = end if checkpoint < 0 else end + int(arrays.node[checkpoint, NTOKENS])
@@ -31,7 +49,7 @@ def explain(
         limits.append(Limit(Reason.TOKENS, known))
     elif candidate <= reused:
         limits.append(Limit(Reason.NOT_KEPT, limit))
-    return Explanation(reused, None, len(prompt), known, tuple(limits))
+    return Findings(known, tuple(limits))
 
 
 def _faults(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvloom.config import Device
-from kvloom.core import sweep
+from kvloom.core import calls, sweep
 from kvloom.core.allocation import allocate
 from kvloom.core.arrays import Arrays
 from kvloom.core.block_pool import release
@@ -35,13 +35,13 @@ from kvloom.core.fields import (
     STATE,
 )
 from kvloom.core.geometry import fits, plan_geometry, smallest_arena
-from kvloom.core.hybrid_match import best_boundary, walk
+from kvloom.core.handle import make_handle
 from kvloom.core.integrity import check_books
 from kvloom.core.lifecycle import QUARANTINED
 from kvloom.core.namespace import ExtraKey, encode_namespace
 from kvloom.core.page_table import EPOCH, OFFSET, SHARED, Rows, allocate_rows
 from kvloom.core.prefix_index import reap, reap_unread, take_node
-from kvloom.core.progress import BAD_TOKEN, BUSY, TOO_LONG, begin_step, finish_step
+from kvloom.core.progress import BAD_TOKEN, BUSY, TOO_LONG
 from kvloom.errors import (
     CapacityError,
     ConfigError,
@@ -49,12 +49,13 @@ from kvloom.errors import (
     SequenceError,
     WrongThreadError,
 )
-from kvloom.manager.explain import explain
+from kvloom.manager.buffers import TokenBuffers
+from kvloom.manager.explain import Findings, explain
 from kvloom.manager.inputs import checked_keys, checked_plan, grade_of, integers_of, whole_number
 from kvloom.manager.sequence import CachedSequence
 from kvloom.manager.stats import Stats, collect_stats
 from kvloom.manager.tickets import Tickets
-from kvloom.plan import ArenaGeometry, CopyPlan, Explanation
+from kvloom.plan import ArenaGeometry, CopyPlan
 from kvloom.spec.footprint import peak_bytes
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import (
@@ -72,6 +73,7 @@ POLICIES = ("lru",)
 MOST_SEQUENCES = 1 << 16
 MOST_NODES = 1 << 28
 _STEP_GRADE = int(Grade.FAITHFUL)
+_REMEMBERED = 4096
 
 
 @dataclass(slots=True)
@@ -136,8 +138,11 @@ class Manager:
         nodes = max_nodes if max_nodes is not None else _default_nodes(spec, self.geometry)
         self.arrays: Arrays = allocate(spec, self.geometry, nodes)
         self.rows: Rows = allocate_rows(spec, self.geometry, max_sequences)
+        self.handle = make_handle(self.arrays, self.rows)
+        self.buffers = TokenBuffers()
         self.tickets = Tickets(self.arrays)
         self._namespaces: dict[bytes, Namespace] = {}
+        self._plain: dict[bytes, bytes] = {}
         self._admitted = 0
         self._changes = 0
         self._free_rows = list(range(max_sequences - 1, -1, -1))
@@ -175,22 +180,30 @@ class Manager:
         floor = grade_of(floor)
         self.tick()
         prompt = self.checked_tokens(tokens)
-        name = encode_namespace(salt, checked_keys(extra_keys), self.layout)
+        name = self._name(salt, extra_keys)
         self._admit(len(prompt))
         namespace = self._namespace(name, salt)
-        limit = len(prompt) - 1
-        depth = walk(self.arrays, namespace.root, prompt, limit, self._path)
-        found = best_boundary(self.arrays, self._path, depth, prompt, limit, int(floor))
-        position, at, checkpoint = (int(v) for v in found)
-        hit = verify(
-            self.arrays, self.geometry, self._path, at, checkpoint, position, floor, (namespace.layout, self.layout)
+        depth, position, at, checkpoint = calls.match_prompt(
+            self.handle, namespace.root, prompt, floor.value, self._path
         )
-        explanation = explain(self.spec, self.arrays, self._path, depth, prompt, hit.position, floor)
-        sequence = self._start(hit, prompt, floor, explanation)
-        sweep.count_misses(self.arrays, limit, position)
+        hit = verify(self, self._path, (at, checkpoint, position), floor, namespace.layout)
+        found = explain(self, self._path, depth, prompt, position, floor)
+        sequence = self._start(hit, prompt, floor, found)
+        calls.note_misses(self.handle, len(prompt) - 1, position)
         return sequence
 
-    def _start(self, hit: VerifiedHit, prompt: Int32Array, floor: Grade, explanation: Explanation) -> CachedSequence:
+    def _name(self, salt: bytes, extra_keys: Sequence[ExtraKey]) -> bytes:
+        """The encoded namespace; those without extra keys are remembered."""
+        if extra_keys != () or type(salt) is not bytes:
+            return encode_namespace(salt, checked_keys(extra_keys), self.layout)
+        name = self._plain.get(salt)
+        if name is None:
+            name = encode_namespace(salt, (), self.layout)
+            if len(self._plain) < _REMEMBERED:
+                self._plain[salt] = name
+        return name
+
+    def _start(self, hit: VerifiedHit, prompt: Int32Array, floor: Grade, found: Findings) -> CachedSequence:
         if not self._free_rows:
             raise CapacityError(
                 f"{len(self._running)} sequences are running, the most this manager was made for; close one, "
@@ -202,7 +215,7 @@ class Manager:
             )
         row = self._free_rows.pop()
         try:
-            sequence = CachedSequence.lease(self, row, hit, prompt, floor, explanation)
+            sequence = CachedSequence.lease(self, row, hit, prompt, floor, found)
         except BaseException:
             self._free_rows.append(row)
             raise
@@ -288,11 +301,17 @@ class Manager:
         if getattr(tokens, "dtype", None) != np.int32 or tokens.shape != batch.rows.shape:
             found = f"{getattr(tokens, 'dtype', type(tokens).__name__)} {getattr(tokens, 'shape', '')}".strip()
             raise InputError(f"a step takes int32 tokens of shape {batch.rows.shape}, not {found}")
-        plans = self.finish(batch)
-        arguments = (self.arrays, self.rows, batch.rows, tokens, self._vocabulary, self.spec.max_positions or 0)
-        place, why = begin_step(*arguments)
+        self._check_batch(batch)
+        limits = (self._vocabulary, self.spec.max_positions or 0)
+        done, count, place, why = calls.step_rows(
+            self.handle, batch.rows, tokens, _STEP_GRADE, batch.ended, *limits, not self.snapshot_groups
+        )
+        plans: tuple[CopyPlan, ...] = ()
+        if place == calls.NOT_BEGUN:
+            plans = self._publish_ended(batch, done, count)
+            place, why = calls.begin_rows(self.handle, batch.rows, tokens, *limits)
         if place >= 0 and why >= 0 and self.collect():
-            place, why = begin_step(*arguments)
+            place, why = calls.begin_rows(self.handle, batch.rows, tokens, *limits)
         if place >= 0:
             for plan in plans:
                 self.tickets.abandon(plan.ticket)
@@ -314,20 +333,27 @@ class Manager:
 
     def finish(self, batch: Batch) -> tuple[CopyPlan, ...]:
         """Commit the token that the last ``step`` reserved in every sequence; returns snapshot copies like ``step``."""
+        self._check_batch(batch)
+        self.tick()
+        place, count = calls.finish_rows(self.handle, batch.rows, 0, _STEP_GRADE, batch.ended, 0)
+        return self._publish_ended(batch, place, count)
+
+    def _check_batch(self, batch: Batch) -> None:
         self.enter()
         if batch.checked != self._changes:
             for sequence in batch.sequences:
                 sequence.require_usable()
             batch.checked = self._changes
-        self.tick()
+
+    def _publish_ended(self, batch: Batch, place: int, count: int) -> tuple[CopyPlan, ...]:
+        """Go on with a step that came as far as ``place``; the snapshots of the rows that ended a segment."""
         rows, ended = batch.rows, batch.ended
-        place, count = finish_step(self.arrays, self.rows, rows, 0, _STEP_GRADE, ended, 0)
         while place < len(rows):  # the index is full
             row = int(rows[place])
             if self._running[row].publish_stepped():
                 ended[count] = row
                 count += 1
-            place, count = finish_step(self.arrays, self.rows, rows, place + 1, _STEP_GRADE, ended, count)
+            place, count = calls.finish_rows(self.handle, rows, place + 1, _STEP_GRADE, ended, count)
         if not count or not self.snapshot_groups:
             return ()
         return tuple(self._running[row].keep_snapshot() for row in ended[:count].tolist())
@@ -452,6 +478,8 @@ class Manager:
 
     def _reap(self) -> None:
         """Give back what the index gave up while sequences that have ended since could still read it."""
+        if self.arrays.scalars[GRAVE_HEAD] < 0:
+            return
         oldest = min((int(self.rows.state[row, EPOCH]) for row in self._running), default=self.now() + 1)
         reap(self.arrays, oldest)
 
@@ -519,9 +547,12 @@ class Manager:
             raise InputError("tokens are empty; a request needs at least one token")
         if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
             raise InputError(f"tokens must be a 1-D array of integers, not {array.ndim}-D of {array.dtype}")
-        low, high = int(array.min()), int(array.max())
-        if low < 0 or high >= top:
-            at = int(np.flatnonzero((array < 0) | (array >= top))[0])
+        if array.dtype == np.int32 and array.flags.c_contiguous and array.flags.writeable:
+            at = calls.first_outside(array, top)
+        else:
+            wrong = np.flatnonzero((array < 0) | (array >= top))
+            at = int(wrong[0]) if wrong.size else -1
+        if at >= 0:
             raise InputError(
                 f"token {int(array[at])} at position {already + at} is outside the vocabulary, 0 to {top - 1}"
             )

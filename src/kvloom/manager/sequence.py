@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvloom.core.arrays import Arrays
 from kvloom.core.block_pool import hold
+from kvloom.core.calls import close_row, commit_tokens, lease_row, reserve_again, reserve_tokens
 from kvloom.core.fields import (
     BLOCK_TOKENS,
     COL_BASE,
@@ -43,7 +43,6 @@ from kvloom.core.page_table import (
     STEPPED,
     WIDTH,
     Rows,
-    lease,
     release_row,
     share_row,
     shrink,
@@ -58,10 +57,11 @@ from kvloom.core.prefix_index import (
     new_node,
     touch,
 )
-from kvloom.core.progress import commit, publish, reserve
+from kvloom.core.progress import publish
 from kvloom.core.publishing import republish
 from kvloom.core.rules import blocks_at, snapshot_needed
 from kvloom.errors import InputError, SequenceError, StaleLeaseError
+from kvloom.manager.explain import Findings
 from kvloom.manager.inputs import grade_of
 from kvloom.manager.leasing import NoSlot, own_checkpoint_blocks, require_room, take, take_live
 from kvloom.manager.ranges import TokenRange, token_ranges
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from kvloom.verify.hit import VerifiedHit
 
 _NOTHING = CopyPlan(ticket=0)
+_NO_IDS: Int32Array = np.empty(0, dtype=np.int32)
 
 
 class CachedSequence:
@@ -93,7 +94,7 @@ class CachedSequence:
     def __init__(self, manager: Manager, row: int, floor: Grade, explanation: Explanation, reused: int) -> None:
         """``row`` holds what the sequence has already; see ``lease`` and ``fork``."""
         self._manager = manager
-        self._ids: Int32Array = np.empty(0, dtype=np.int32)
+        self._ids: Int32Array = _NO_IDS
         self._broken = False
         self._closed = False
         self._loose: list[Int32Array] = []
@@ -102,17 +103,20 @@ class CachedSequence:
         self.reused = reused
         self.floor = floor
         self.restore = _NOTHING
-        self.explanation = replace(explanation, grade=self.grade) if reused else explanation
+        self.explanation = explanation
 
     # ---------------------------------------------------------------- opening
 
     @classmethod
     def lease(
-        cls, manager: Manager, row: int, hit: VerifiedHit, prompt: Int32Array, floor: Grade, explanation: Explanation
+        cls, manager: Manager, row: int, hit: VerifiedHit, prompt: Int32Array, floor: Grade, found: Findings
     ) -> CachedSequence:
         """Hold everything ``hit`` needs and take the live slots; CapacityError leaves everything as it was."""
         a, r = manager.arrays, manager.rows
-        worst = int(lease(a, r, row, hit.path, hit.depth, hit.checkpoint, hit.position))
+        worst = lease_row(manager.handle, row, hit.path, hit.depth, hit.checkpoint, hit.position)
+        if hit.checkpoint < 0 and not manager.snapshot_groups:  # nothing private is needed
+            explanation = found.explanation(hit.position, len(prompt), Grade(worst))
+            return cls(manager, row, floor, explanation, hit.position)
         node = int(hit.path[hit.depth])
         end = hit.checkpoint if hit.checkpoint >= 0 else node
         if end != node:  # a checkpoint is used now, and may not go to make room for its own copies
@@ -143,9 +147,10 @@ class CachedSequence:
             if isinstance(error, NoSlot):
                 raise manager.no_room(error.group, len(prompt), "open") from None
             raise
-        r.state[row] = hit.position, 0, hit.depth, node, worst, manager.now(), 0, 0
+        r.state[row, STATE_GRADE] = worst
         tail = hit.position - hit.depth * manager.spec.segment_tokens
         r.tail[row, :tail] = prompt[hit.position - tail : hit.position]
+        explanation = found.explanation(hit.position, len(prompt), Grade(worst))
         sequence = cls(manager, row, floor, explanation, hit.position)
         if copies or sealed:
             sequence.restore = manager.tickets.issue(copies + sealed, ready=ready)
@@ -169,13 +174,12 @@ class CachedSequence:
             raise SequenceError("the last append was neither committed nor rolled back")
         length = int(r.state[self.row, LENGTH])
         ids = manager.checked_tokens(token_ids, length)
-        manager.tick()
-        full = reserve(manager.arrays, r, self.row, len(ids))
+        full = reserve_tokens(manager.handle, self.row, len(ids))
         if full >= 0 and manager.collect():
-            full = reserve(manager.arrays, r, self.row, len(ids))
+            full = reserve_again(manager.handle, self.row, len(ids))
         if full >= 0:
             raise manager.no_room(full, length + len(ids), f"append {len(ids)} tokens after {length}")
-        self._ids = ids.copy()  # the caller may use its buffer again before the commit
+        self._ids = manager.buffers.copy(ids)  # the caller may use its buffer again before the commit
         return _NOTHING
 
     def commit(self, grade: Grade = Grade.CANONICAL) -> CopyPlan:
@@ -187,19 +191,20 @@ class CachedSequence:
         Returns the snapshot copies of the boundary; its unit is resumable once they are completed.
         """
         manager = self._usable()
-        a, r = manager.arrays, manager.rows
+        r = manager.rows
         if not r.state[self.row, PENDING]:
             raise SequenceError("nothing was appended since the last commit")
         if r.state[self.row, STEPPED]:
             raise SequenceError("the last token was reserved by a batch; finish the batch instead")
         if type(grade) is not Grade:
             grade = grade_of(grade, "grade")
-        manager.tick()
-        used = commit(a, r, self.row, self._ids, int(grade))
-        if used < len(self._ids):
-            self._publish_rest(used)
+        ids, self._ids = self._ids, _NO_IDS
+        used = commit_tokens(manager.handle, self.row, ids, grade.value)
+        if used < len(ids):
+            self._publish_rest(ids, used)
         elif r.state[self.row, DETACHED]:
-            self._loose.append(self._ids.copy())
+            self._loose.append(ids.copy())
+        manager.buffers.give(ids)
         if manager.snapshot_groups and not r.state[self.row, DETACHED]:
             length, published = int(r.state[self.row, LENGTH]), int(r.state[self.row, PUBLISHED])
             if length == published * manager.spec.segment_tokens:
@@ -262,14 +267,9 @@ class CachedSequence:
             return
         manager = self._manager
         manager.enter()
-        manager.tick()
-        self._last_length, self._last_grade, node = self.length, self.grade, self.node
+        self._last_length, self._last_grade = self.length, self.grade
         self._closed = True
-        if not self._broken:
-            republish(manager.arrays, manager.rows, self.row)
-        release_row(manager.arrays, manager.rows, self.row)
-        touch(manager.arrays, node)
-        drop_anchor(manager.arrays, node)
+        close_row(manager.handle, self.row, not self._broken)
         manager.retire(self.row)
 
     def plan_abandoned(self, ticket: int) -> None:
@@ -382,8 +382,7 @@ class CachedSequence:
     def publish_stepped(self) -> bool:
         """Try to publish the segment that a step filled, though the index is full (used by ``Manager.step``)."""
         state, segment = self._manager.rows.state[self.row], self._manager.spec.segment_tokens
-        self._ids = self._manager.rows.tail[self.row, segment - 1 :].copy()
-        self._publish_rest(0)
+        self._publish_rest(self._manager.rows.tail[self.row, segment - 1 :].copy(), 0)
         return not state[DETACHED]
 
     def belongs_to(self, manager: Manager) -> bool:
@@ -430,17 +429,17 @@ class CachedSequence:
             raise SequenceError("the restore plan was not completed; run it and call Manager.complete first")
         return self._manager
 
-    def _publish_rest(self, used: int) -> None:
-        """The index was full: make room and go on, or publish nothing more."""
+    def _publish_rest(self, ids: Int32Array, used: int) -> None:
+        """The index was full: make room and go on with ``ids[used:]``, or publish nothing more."""
         manager = self._manager
-        while used < len(self._ids) and manager.make_node_room():
-            used = publish(manager.arrays, manager.rows, self.row, self._ids, used)
-        if used < len(self._ids):
+        while used < len(ids) and manager.make_node_room():
+            used = publish(manager.arrays, manager.rows, self.row, ids, used)
+        if used < len(ids):
             state = manager.rows.state[self.row]
             state[DETACHED] = 1
             left = int(state[LENGTH]) - int(state[PUBLISHED]) * manager.spec.segment_tokens
-            kept = left - (len(self._ids) - used)
-            self._loose = [manager.rows.tail[self.row, :kept].copy(), self._ids[used:].copy()]
+            kept = left - (len(ids) - used)
+            self._loose = [manager.rows.tail[self.row, :kept].copy(), ids[used:].copy()]
         shrink_windows(manager.arrays, manager.rows, self.row, self.length)
 
     def _reserved_snapshots(self, node: int, *, asked: bool) -> tuple[list[Copy], list[Publication]] | None:

@@ -9,13 +9,14 @@
 from __future__ import annotations
 
 from dataclasses import InitVar, dataclass
+from typing import Protocol
 
 from kvloom.core.arrays import Arrays
+from kvloom.core.calls import verify_groups
 from kvloom.core.fields import NTOKENS
-from kvloom.core.hybrid_match import first_bad_group
 from kvloom.errors import IntegrityError
 from kvloom.plan import ArenaGeometry
-from kvloom.types import Grade, Int32Array
+from kvloom.types import AnyArray, Grade, Int32Array
 
 SLOT_ALIGN = 256
 
@@ -44,29 +45,37 @@ class VerifiedHit:
             raise TypeError("a VerifiedHit is only made by kvloom.verify.hit.verify")
 
 
+class Verifiable(Protocol):
+    """What verification looks at: the core, how its arena is cut, and the layout identity."""
+
+    arrays: Arrays
+    handle: AnyArray
+    geometry: ArenaGeometry
+    layout: bytes
+
+
 def verify(
-    arrays: Arrays,
-    geometry: ArenaGeometry,
-    path: Int32Array,
-    depth: int,
-    checkpoint: int,
-    position: int,
-    floor: Grade,
-    layouts: tuple[bytes, bytes],
+    core: Verifiable, path: Int32Array, boundary: tuple[int, int, int], floor: Grade, layout: bytes
 ) -> VerifiedHit:
     """Check a matched boundary; raises IntegrityError when a level fails, since the match should not offer such a hit.
 
-    ``layouts``: the identity stored with the namespace and the one of this manager.
+    Args:
+        core: where the prefix lies.
+        path: int32, the nodes of the segments.
+        boundary: (segments before it, checkpoint node or -1, position).
+        floor: worst grade that the request accepts.
+        layout: the identity that was stored with the namespace.
     """
-    segment = arrays.tokens.shape[1]
-    tail = 0 if checkpoint < 0 else int(arrays.node[checkpoint, NTOKENS])
+    depth, checkpoint, position = boundary
+    segment = core.arrays.tokens.shape[1]
+    tail = 0 if checkpoint < 0 else int(core.arrays.node[checkpoint, NTOKENS])
     if position != depth * segment + tail or tail >= segment:
         raise IntegrityError(f"LCM level: {position} is neither {depth} segments of {segment} tokens nor a checkpoint")
-    if layouts[0] != layouts[1]:
+    if layout != core.layout:
         raise IntegrityError("kernel ABI level: the prefix was stored under another layout identity")
-    group = int(first_bad_group(arrays, path, depth, checkpoint, position, int(floor)))
+    group = verify_groups(core.handle, path, depth, checkpoint, position, floor.value)
     if group >= 0:
         raise IntegrityError(f"group level: group {group} lacks an object that resuming at token {position} needs")
-    if ((geometry.base | geometry.page_bytes | geometry.slot_bytes) % SLOT_ALIGN).any():
+    if core.geometry.alignment % SLOT_ALIGN:
         raise IntegrityError(f"byte level: slots are not aligned to {SLOT_ALIGN} bytes")
     return VerifiedHit(position, depth, checkpoint, path[: depth + 1].copy(), _DOOR)
