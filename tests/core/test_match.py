@@ -144,11 +144,12 @@ def test_the_match_is_the_deepest_boundary_that_brute_force_finds(spec: ModelSpe
         tree = Tree(spec, seed)
         tree.manager._namespaces.clear()
         for limit in {tree.random.randint(0, len(tree.tokens) - 1) for _ in range(12)} | {len(tree.tokens) - 1}:
-            depth = int(walk(tree.arrays, tree.root, tree.tokens, limit, path))
+            depth, _ = walk(tree.arrays, tree.root, tree.tokens, limit, 0, path)
             assert path[: depth + 1].tolist() == tree.nodes[: depth + 1]
             for floor in range(3):
                 wanted = tree.best(limit, floor)
-                got = tuple(int(v) for v in best_boundary(tree.arrays, path, depth, tree.tokens, limit, floor))
+                _, complete = walk(tree.arrays, tree.root, tree.tokens, limit, floor, path)
+                got = tuple(int(v) for v in best_boundary(tree.arrays, path, complete, tree.tokens, limit, floor))
                 assert got == wanted, (spec.name, seed, limit, floor)
                 position, k, checkpoint = got
                 assert int(first_bad_group(tree.arrays, path, k, checkpoint, position, floor)) == -1

@@ -31,18 +31,17 @@ def arguments(e: ToyEngine, **changes: Any) -> dict[str, Any]:
     m = e.manager
     path = np.zeros(20, dtype=np.int32)
     root = next(iter(m._namespaces.values())).root
-    depth = walk(m.arrays, root, ids(PROMPT), 33, path)
+    _, depth = walk(m.arrays, root, ids(PROMPT), 33, int(Grade.FAITHFUL), path)
     position, at, checkpoint = best_boundary(m.arrays, path, depth, ids(PROMPT), 33, int(Grade.FAITHFUL))
     assert (position, at) == (33, 2)
+    boundary = {"depth": at, "checkpoint": checkpoint, "position": position}
+    boundary |= {name: changes.pop(name) for name in list(changes) if name in boundary}
     found = {
-        "arrays": m.arrays,
-        "geometry": m.geometry,
+        "core": m,
         "path": path,
-        "depth": at,
-        "checkpoint": checkpoint,
-        "position": position,
+        "boundary": tuple(boundary.values()),
         "floor": Grade.FAITHFUL,
-        "layouts": (m.layout, m.layout),
+        "layout": m.layout,
     }
     return found | changes
 
@@ -78,7 +77,7 @@ def test_level_1_a_segment_end_that_claims_a_tail() -> None:
 def test_level_2_another_layout() -> None:
     e = cached()
     with pytest.raises(IntegrityError, match="kernel ABI level"):
-        verify(**arguments(e, layouts=(e.manager.layout, b"another model")))
+        verify(**arguments(e, layout=b"another model"))
 
 
 @pytest.mark.parametrize("group", range(6), ids=[g.name for g in specs.V4.groups])
@@ -99,10 +98,12 @@ def test_level_3_the_grade_is_checked_too() -> None:
 @pytest.mark.parametrize("part", ["base", "page_bytes", "slot_bytes"])
 def test_level_4_slots_that_are_not_aligned(part: str) -> None:
     e = cached()
+    given = arguments(e)
     crooked = getattr(e.manager.geometry, part).copy()
     crooked[1] += 64
+    e.manager.geometry = replace(e.manager.geometry, **{part: crooked})
     with pytest.raises(IntegrityError, match="byte level"):
-        verify(**arguments(e, geometry=replace(e.manager.geometry, **{part: crooked})))
+        verify(**given)
 
 
 @pytest.mark.parametrize("spec", specs.ALL, ids=lambda s: s.name)

@@ -34,6 +34,7 @@ from kvloom.core.fields import (
     PAGES,
     PART_HEAD,
     RATIO_SHIFT,
+    RECYCLED,
     SCALARS,
     SLOT_BASE,
     SLOTS_PER_PAGE,
@@ -90,6 +91,7 @@ def allocate(spec: ModelSpec, geometry: ArenaGeometry, max_nodes: int) -> Arrays
     )
     arrays.scalars[[FREE_PAGES, FREE_NODES]] = pages, max_nodes
     arrays.scalars[[GHOST_HEAD, GHOST_TAIL, GRAVE_HEAD, GRAVE_TAIL]] = -1
+    arrays.scalars[RECYCLED] = max(1, min(64, max_nodes // 16))
     arrays.scalars[STATIC] = geometry.static_split
     arrays.scalars[BIT_LEVELS] = len(words)
     arrays.scalars[BIT_BASE : BIT_BASE + len(words)] = [sum(words[:i]) for i in range(len(words))]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from kvloom.core._jit import jit
 from kvloom.core.fields import CLOCK
 from kvloom.core.handle import arrays_of, rows_of
@@ -19,16 +17,34 @@ NOT_BEGUN = -2
 
 
 @jit
-def match_prompt(h: AnyArray, root: int, prompt: AnyArray, floor: int, path: AnyArray) -> tuple[int, int, int, int]:
-    """The one-pass match: (segments known, best position, segments before it, checkpoint node or -1).
+def first_outside(tokens: AnyArray, begin: int, top: int) -> int:
+    """Place of the first of ``tokens[begin:]`` (int32) that is negative or not below ``top``, or -1."""
+    rest = tokens[begin:]  # a plain loop from 0 is what gets vectorised
+    signs = 0
+    for i in range(len(rest)):
+        signs |= rest[i] | (top - 1 - rest[i])
+    if signs < 0:
+        for i in range(len(rest)):
+            if rest[i] < 0 or rest[i] >= top:
+                return begin + i
+    return -1
 
-    ``path`` int32 gets the nodes; see ``kvloom.core.hybrid_match``.
+
+@jit
+def match_prompt(
+    h: AnyArray, root: int, prompt: AnyArray, top: int, floor: int, path: AnyArray
+) -> tuple[int, int, int, int, int]:
+    """The one-pass match: (-1, segments known, best position, segments before it, checkpoint node or -1).
+
+    ``path`` int32 gets the nodes; see ``kvloom.core.hybrid_match``.  The first number is the place of a token that is
+    not in ``[0, top)`` if there is one; those that the index knows need no check.
     """
     a = arrays_of(h)
     limit = len(prompt) - 1
-    depth = walk(a, root, prompt, limit, path)
-    position, at, checkpoint = best_boundary(a, path, depth, prompt, limit, floor)
-    return depth, position, at, checkpoint
+    depth, complete = walk(a, root, prompt, limit, floor, path)
+    wrong = first_outside(prompt, depth * a.tokens.shape[1], top)
+    position, at, checkpoint = best_boundary(a, path, complete, prompt, limit, floor)
+    return wrong, depth, position, at, checkpoint
 
 
 @jit
@@ -134,18 +150,3 @@ def close_row(h: AnyArray, q: int, whole: bool) -> None:
     release_row(a, r, q)
     touch(a, node)
     drop_anchor(a, node)
-
-
-@jit
-def first_outside(tokens: AnyArray, top: int) -> int:
-    """Place of the first of ``tokens`` (int32) that is negative or not below ``top``, or -1."""
-    highest = np.int32(top - 1)
-    signs = np.int32(0)
-    for i in range(len(tokens)):
-        signs |= tokens[i] | (highest - tokens[i])
-    if signs >= 0:
-        return -1
-    for i in range(len(tokens)):
-        if tokens[i] < 0 or tokens[i] > highest:
-            return i
-    return -1  # differences of two valid ids do not overflow

@@ -108,10 +108,11 @@ RULE_SNAPSHOT = int(MatchRule.POINT)
     EMPTIABLE,  # pages in the steal lists
     PASSES,  # times that what can be evicted was counted
     FRUGAL,  # 1 while pages are so scarce that slots come from pages that their group keeps anyway
+    RECYCLED,  # ghosts that are freed at once
     STATIC,  # 1 when every group has a fixed share of the arena, as one page
     BIT_LEVELS,  # levels of the bitmap of free slots
     BIT_BASE,  # first word of level 0; the next six are those of the levels above
-) = range(15)
+) = range(16)
 SCALARS = 20
 
 # counters: int64 [G, 6], objects

@@ -39,14 +39,16 @@ FAULT_GRADE = -5
 
 
 @jit
-def walk(a: Arrays, root: int, tokens: AnyArray, limit: int, path: AnyArray) -> int:
+def walk(a: Arrays, root: int, tokens: AnyArray, limit: int, floor: int, path: AnyArray) -> tuple[int, int]:
     """Follow ``tokens`` (int32) from ``root`` while whole segments fit into ``limit`` tokens.
 
-    ``path[0]`` is the root and ``path[k]`` the node of segment k - 1; returns the depth reached.
+    ``path[0]`` is the root and ``path[k]`` the node of segment k - 1.  Returns the depth reached, and down to which
+    depth every prefix-group object is there, at ``floor`` or better.
     """
     segment = a.tokens.shape[1]
     path[0] = root
     depth = 0
+    complete = -1
     n = root
     while (depth + 1) * segment <= limit:
         # Most children lie right behind their parent; guessing so frees the processor from waiting for the link.
@@ -56,6 +58,8 @@ def walk(a: Arrays, root: int, tokens: AnyArray, limit: int, path: AnyArray) -> 
             and same_tokens(a, n + 1, tokens, depth * segment)
         ):
             n += 1
+            if a.node[n, SPINE] < floor and complete < 0:
+                complete = depth
             depth += 1
             path[depth] = n
         if (depth + 1) * segment > limit:
@@ -63,9 +67,11 @@ def walk(a: Arrays, root: int, tokens: AnyArray, limit: int, path: AnyArray) -> 
         n = find_child(a, n, tokens, depth * segment)
         if n < 0:
             break
+        if a.node[n, SPINE] < floor and complete < 0:
+            complete = depth
         depth += 1
         path[depth] = n
-    return depth
+    return depth, depth if complete < 0 else complete
 
 
 @inlined
@@ -80,15 +86,6 @@ def fault(a: Arrays, n: int, c: int, g: int, floor: int) -> int:
     return 0
 
 
-@jit
-def _complete_depth(a: Arrays, path: AnyArray, depth: int, floor: int) -> int:
-    """How many segments of ``path`` have every prefix-group object at the floor or better."""
-    for k in range(1, depth + 1):
-        if a.node[path[k], SPINE] < floor:
-            return k - 1
-    return depth
-
-
 @inlined
 def _node_of(path: AnyArray, depth: int, checkpoint: int, k: int) -> int:
     """Node that holds the blocks of segment ``k`` (0-based) for a boundary after ``depth`` segments."""
@@ -101,7 +98,7 @@ def _first_fault(
 ) -> tuple[int, int]:
     """The last (deepest) block at fault for group ``g`` at a boundary: (block, code), code 0 when there is none.
 
-    Prefix groups are only checked inside the checkpoint: ``_complete_depth`` covers their segments.
+    Prefix groups are only checked inside the checkpoint: ``walk`` covers their segments.
     """
     rule = a.group[g, RULE]
     if rule == RULE_SNAPSHOT:
@@ -147,12 +144,15 @@ def _ceiling(a: Arrays, path: AnyArray, depth: int, checkpoint: int, position: i
 
 @jit
 def best_boundary(
-    a: Arrays, path: AnyArray, depth: int, tokens: AnyArray, limit: int, floor: int
+    a: Arrays, path: AnyArray, complete: int, tokens: AnyArray, limit: int, floor: int
 ) -> tuple[int, int, int]:
-    """The best boundary on ``path`` up to ``limit``: (position, segments before it, checkpoint node or -1)."""
+    """The best boundary on ``path`` up to ``limit``: (position, segments before it, checkpoint node or -1).
+
+    ``complete``: the depth down to which the prefix groups are complete.
+    """
     segment = a.tokens.shape[1]
     ceiling = limit
-    for k in range(_complete_depth(a, path, depth, floor), -1, -1):
+    for k in range(complete, -1, -1):
         start = k * segment
         best, best_checkpoint = start, -1
         checkpoint = a.node[path[k], FIRST_CHECKPOINT]

@@ -189,8 +189,6 @@ def lease(a: Arrays, r: Rows, q: int, path: AnyArray, depth: int, checkpoint: in
     add_anchor(a, end)
     touch(a, end)
     worst = 2
-    for k in range(1, depth + 1):
-        worst = min(worst, a.node[path[k], SPINE])
     for g in range(a.group.shape[0]):
         if a.group[g, RULE] == RULE_SNAPSHOT:
             continue
@@ -204,6 +202,7 @@ def lease(a: Arrays, r: Rows, q: int, path: AnyArray, depth: int, checkpoint: in
         base = a.group[g, COL_BASE]
         for k in range(shared // per_segment):
             n = path[k + 1]
+            worst = min(worst, a.node[n, SPINE])
             for i in range(per_segment):
                 local = a.columns[n, base + i]
                 at = r.shape[g, OFFSET] + k * per_segment + i

@@ -41,6 +41,7 @@ from kvloom.core.fields import (
     OWNER_COL,
     PARENT,
     PINS,
+    RECYCLED,
     RESIDENT,
     ROOT,
     RULE,
@@ -58,8 +59,6 @@ from kvloom.types import SLOT_EVICTED, SLOT_QUARANTINED, AnyArray
 
 SAMPLES = 8
 OUT_OF_LIST = -2
-RECYCLED = 64
-"""Ghosts that are freed at once."""
 
 
 @jit
@@ -263,7 +262,7 @@ def recycle(a: Arrays) -> bool:
     freeing many at once hands its nodes out again from its beginning down, in the order in which they lie in memory.
     """
     if a.scalars[FREE_NODES] == 0:
-        while a.scalars[FREE_NODES] < RECYCLED and a.scalars[GHOST_HEAD] >= 0:
+        while a.scalars[FREE_NODES] < a.scalars[RECYCLED] and a.scalars[GHOST_HEAD] >= 0:
             ghost = a.scalars[GHOST_HEAD]
             _ghost_unlink(a, ghost)
             _detach(a, ghost)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kvloom.config import parse_grade
+from kvloom.core.calls import first_outside
 from kvloom.core.namespace import ExtraKey
 from kvloom.errors import InputError
 from kvloom.plan import CopyPlan
-from kvloom.types import AnyArray, Grade
+from kvloom.types import AnyArray, Grade, Int32Array
 
 _MOST_KEY_BITS = 4096
 _EXAMPLE = "(('lora', 'name'),)"
@@ -60,6 +62,68 @@ def checked_plan(plan: object) -> CopyPlan:
     if not isinstance(plan, CopyPlan):
         raise InputError(f"a CopyPlan that this manager handed out is expected, not {type(plan).__name__}")
     return plan
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRules:
+    """What token ids may be.
+
+    Attributes:
+        top: ids are below it.
+        longest: most tokens of a sequence, 0 = no limit.
+        model: its name, for messages.
+    """
+
+    top: int
+    longest: int
+    model: str
+
+    def checked(self, tokens: object, already: int = 0) -> Int32Array:
+        """``tokens`` as int32 [n], or InputError: what, where, how to fix it.  ``already``: tokens before them."""
+        array = self.array(tokens, already)
+        at = first_outside(array, 0, self.top)
+        if at >= 0:
+            raise self.outside(array, at, already)
+        return array
+
+    def array(self, tokens: object, already: int = 0) -> Int32Array:
+        """Like ``checked``, but ids that were int32 before are not looked at."""
+        if type(tokens) is np.ndarray and tokens.dtype == np.int32 and tokens.ndim == 1 and tokens.size:
+            array = tokens
+        else:
+            array = self._converted(tokens, already)
+        if self.longest and already + array.size > self.longest:
+            raise InputError(
+                f"{already + array.size} tokens are more than the {self.longest} positions of {self.model}; "
+                "shorten the prompt"
+            )
+        # read-only arrays are another type to compiled code, which would be compiled once more for them
+        flags = array.flags
+        if flags.c_contiguous and flags.aligned and flags.writeable:
+            return array
+        return np.require(array, dtype=np.int32, requirements=("C", "A", "W"))
+
+    def outside(self, array: AnyArray, at: int, already: int = 0) -> InputError:
+        """The error for the id at place ``at``."""
+        return InputError(
+            f"token {int(array[at])} at position {already + at} is outside the vocabulary, 0 to {self.top - 1}"
+        )
+
+    def _converted(self, tokens: object, already: int) -> Int32Array:
+        try:
+            array = np.asarray(tokens)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"tokens must be a 1-D array of integers: {error}") from error
+        if array.dtype.hasobject:
+            array = integers_of(array, self.top, already)
+        if array.size == 0:
+            raise InputError("tokens are empty; a request needs at least one token")
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise InputError(f"tokens must be a 1-D array of integers, not {array.ndim}-D of {array.dtype}")
+        wrong = np.flatnonzero((array < 0) | (array >= self.top))
+        if wrong.size:
+            raise self.outside(array, int(wrong[0]), already)
+        return array.astype(np.int32)
 
 
 def integers_of(array: AnyArray, top: int, already: int = 0) -> AnyArray:

@@ -51,7 +51,7 @@ from kvloom.errors import (
 )
 from kvloom.manager.buffers import TokenBuffers
 from kvloom.manager.explain import Findings, explain
-from kvloom.manager.inputs import checked_keys, checked_plan, grade_of, integers_of, whole_number
+from kvloom.manager.inputs import TokenRules, checked_keys, checked_plan, grade_of, whole_number
 from kvloom.manager.sequence import CachedSequence
 from kvloom.manager.stats import Stats, collect_stats
 from kvloom.manager.tickets import Tickets
@@ -149,7 +149,7 @@ class Manager:
         self._running: dict[int, CachedSequence] = {}
         self._path: Int32Array = np.zeros(nodes + 1, dtype=np.int32)
         self.snapshot_groups: list[int] = np.flatnonzero(self.arrays.group[:, RULE] == RULE_SNAPSHOT).tolist()
-        self._vocabulary = spec.vocab_size or 2**31
+        self.ids = TokenRules(spec.vocab_size or 2**31, spec.max_positions or 0, spec.name)
         self._thread_id = thread_id
         self._owner = thread_id() if thread_id else 0
 
@@ -179,13 +179,18 @@ class Manager:
         self.enter()
         floor = grade_of(floor)
         self.tick()
-        prompt = self.checked_tokens(tokens)
         name = self._name(salt, extra_keys)
+        namespace = self._namespaces.get(name)
+        # the match itself checks the ids that the index does not know
+        prompt = self.ids.checked(tokens) if namespace is None else self.ids.array(tokens)
         self._admit(len(prompt))
-        namespace = self._namespace(name, salt)
-        depth, position, at, checkpoint = calls.match_prompt(
-            self.handle, namespace.root, prompt, floor.value, self._path
+        if namespace is None:
+            namespace = self._new_namespace(name, salt)
+        wrong, depth, position, at, checkpoint = calls.match_prompt(
+            self.handle, namespace.root, prompt, self.ids.top, floor.value, self._path
         )
+        if wrong >= 0:
+            raise self.ids.outside(prompt, wrong)
         hit = verify(self, self._path, (at, checkpoint, position), floor, namespace.layout)
         found = explain(self, self._path, depth, prompt, position, floor)
         sequence = self._start(hit, prompt, floor, found)
@@ -302,7 +307,7 @@ class Manager:
             found = f"{getattr(tokens, 'dtype', type(tokens).__name__)} {getattr(tokens, 'shape', '')}".strip()
             raise InputError(f"a step takes int32 tokens of shape {batch.rows.shape}, not {found}")
         self._check_batch(batch)
-        limits = (self._vocabulary, self.spec.max_positions or 0)
+        limits = (self.ids.top, self.ids.longest)
         done, count, place, why = calls.step_rows(
             self.handle, batch.rows, tokens, _STEP_GRADE, batch.ended, *limits, not self.snapshot_groups
         )
@@ -322,7 +327,7 @@ class Manager:
         """Why a step could not go on with ``sequence``."""
         length = sequence.length
         if why == BAD_TOKEN:
-            return InputError(f"token {token} after {length} is outside the vocabulary, 0 to {self._vocabulary - 1}")
+            return InputError(f"token {token} after {length} is outside the vocabulary, 0 to {self.ids.top - 1}")
         if why == TOO_LONG:
             return InputError(
                 f"{length + 1} tokens are more than the {self.spec.max_positions} positions of {self.spec.name}"
@@ -534,40 +539,7 @@ class Manager:
         """The logical clock."""
         return int(self.arrays.scalars[CLOCK])
 
-    def checked_tokens(self, tokens: AnyArray, already: int = 0) -> Int32Array:
-        """``tokens`` as int32, or InputError: what, where, how to fix it.  ``already``: tokens before them."""
-        try:
-            array = np.asarray(tokens)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"tokens must be a 1-D array of integers: {error}") from error
-        top = self.spec.vocab_size or 2**31
-        if array.dtype.hasobject:
-            array = integers_of(array, top, already)
-        if array.size == 0:
-            raise InputError("tokens are empty; a request needs at least one token")
-        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-            raise InputError(f"tokens must be a 1-D array of integers, not {array.ndim}-D of {array.dtype}")
-        if array.dtype == np.int32 and array.flags.c_contiguous and array.flags.writeable:
-            at = calls.first_outside(array, top)
-        else:
-            wrong = np.flatnonzero((array < 0) | (array >= top))
-            at = int(wrong[0]) if wrong.size else -1
-        if at >= 0:
-            raise InputError(
-                f"token {int(array[at])} at position {already + at} is outside the vocabulary, 0 to {top - 1}"
-            )
-        if self.spec.max_positions and already + array.size > self.spec.max_positions:
-            raise InputError(
-                f"{already + array.size} tokens are more than the {self.spec.max_positions} positions of "
-                f"{self.spec.name}; shorten the prompt"
-            )
-        # read-only arrays are another type to compiled code, which would be compiled once more for them
-        return np.require(array, dtype=np.int32, requirements=("C", "A", "W"))
-
-    def _namespace(self, name: bytes, salt: bytes) -> Namespace:
-        known = self._namespaces.get(name)
-        if known is not None:
-            return known
+    def _new_namespace(self, name: bytes, salt: bytes) -> Namespace:
         root = int(take_node(self.arrays))
         if root < 0 and self.make_node_room():
             root = int(take_node(self.arrays))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -173,7 +174,7 @@ class CachedSequence:
         if r.state[self.row, PENDING]:
             raise SequenceError("the last append was neither committed nor rolled back")
         length = int(r.state[self.row, LENGTH])
-        ids = manager.checked_tokens(token_ids, length)
+        ids = manager.ids.checked(token_ids, length)
         full = reserve_tokens(manager.handle, self.row, len(ids))
         if full >= 0 and manager.collect():
             full = reserve_again(manager.handle, self.row, len(ids))
@@ -526,7 +527,8 @@ class CachedSequence:
         r.state[row] = r.state[self.row]
         r.tail[row] = r.tail[self.row]
         add_anchor(a, self.node)
-        child = CachedSequence(manager, row, self.floor, self.explanation, self.length)
+        explanation = replace(self.explanation, grade=self.grade) if self.length else self.explanation
+        child = CachedSequence(manager, row, self.floor, explanation, self.length)
         child._loose = list(self._loose)
         child.restore = manager.tickets.issue(copies, ready=ready)
         return child

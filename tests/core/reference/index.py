@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from tests.core.reference.arena import Slot
 
-RECYCLED = 64
-
 Place = tuple[int, int]
 """(group, block of the group within the segment); snapshots have block 0."""
 
@@ -80,6 +78,7 @@ class Index:
         self.roots: list[Node] = []
         self.ghosts: list[Node] = []
         self.free = list(reversed(range(places)))
+        self._at_once = max(1, min(64, places // 16))
 
     def settle(self) -> None:
         """Recompute who is anchored and who is a ghost.
@@ -104,7 +103,7 @@ class Index:
 
     def place(self) -> int | None:
         """A free place; the oldest ghosts make room when there is none."""
-        count = 0 if self.free else min(RECYCLED, len(self.ghosts))
+        count = 0 if self.free else min(self._at_once, len(self.ghosts))
         for _ in range(count):
             ghost = self.ghosts.pop(0)
             assert ghost.parent is not None
