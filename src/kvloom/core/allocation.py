@@ -23,6 +23,7 @@ from kvloom.core.fields import (
     GRAVE_HEAD,
     GRAVE_TAIL,
     HELD,
+    LEASED,
     NEED,
     NTOKENS,
     OWNER,
@@ -33,6 +34,7 @@ from kvloom.core.fields import (
     PAGE_USED,
     PAGES,
     PART_HEAD,
+    PINNED,
     RATIO_SHIFT,
     RECYCLED,
     SCALARS,
@@ -71,7 +73,7 @@ def allocate(spec: ModelSpec, geometry: ArenaGeometry, max_nodes: int) -> Arrays
     words = level_words(total)
     buckets = 1 << max(4, (2 * max_nodes - 1).bit_length())
     arrays = Arrays(
-        group=np.full((count, 26), -1, dtype=np.int32),
+        group=np.full((count, 28), -1, dtype=np.int32),
         page=np.full((pages, 8), -1, dtype=np.int32),
         slot=np.zeros((total, 8), dtype=np.int32),
         node=np.zeros((max_nodes, 16), dtype=np.int32),
@@ -105,7 +107,7 @@ def allocate(spec: ModelSpec, geometry: ArenaGeometry, max_nodes: int) -> Arrays
         row[SLOTS_PER_PAGE] = geometry.slots_per_page[g]
         row[PAGE_SHIFT] = _shift(int(geometry.slots_per_page[g]))
         row[PAGE_BASE] = g if geometry.static_split else 0
-        row[[USED, PAGES, NEED, HELD, BUSY]] = 0
+        row[[USED, PAGES, NEED, HELD, BUSY, PINNED, LEASED]] = 0
         row[RATIO_SHIFT], row[BLOCK_SHIFT] = _shift(group.ratio), _shift(group.block_tokens)
     if geometry.static_split:
         _own_static_pages(arrays, geometry)

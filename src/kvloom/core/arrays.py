@@ -14,13 +14,13 @@ from kvloom.types import AnyArray
 class Arrays(NamedTuple):
     """Owned and mutated by the core only."""
 
-    group: AnyArray  # int32 [G, 26]
+    group: AnyArray  # int32 [G, 28]
     page: AnyArray  # int32 [P, 8]
     slot: AnyArray  # int32 [S, 8]
     node: AnyArray  # int32 [N, 16]
     tokens: AnyArray  # int32 [N, segment]
     columns: AnyArray  # int32 [N, C] local slot, or a code that says why there is none
-    table: AnyArray  # int32, open-addressing hash table of all children but the first, -1 = empty
+    table: AnyArray  # int32, open-addressing hash table of checkpoints and of all children but the first, -1 = empty
     heap: AnyArray  # int32 [N] binary heap of evictable leaves
     free_bits: AnyArray  # int64, hierarchical bitmap over the global slots: see ``kvloom.core.bitmap``
     free_pages: AnyArray  # int32 [P] stack

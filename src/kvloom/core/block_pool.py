@@ -35,6 +35,7 @@ from kvloom.core.fields import (
     PAGE_USED,
     PAGES,
     PART_HEAD,
+    PINNED,
     PINS,
     PREV,
     RULE,
@@ -164,6 +165,7 @@ def _count_taken(a: Arrays, g: int, p: int, most: int) -> int:
     if count == free:
         _unlist_page(a, g, p)
     a.group[g, USED] += count
+    a.group[g, PINNED] += count
     a.counters[g, ALLOCS] += count
     return count
 
@@ -205,6 +207,7 @@ def _take_page(a: Arrays, g: int, locals_: AnyArray, generations: AnyArray, at: 
     a.page[p, PAGE_PINNED] = count
     a.group[g, PAGES] += 1
     a.group[g, USED] += count
+    a.group[g, PINNED] += count
     a.counters[g, ALLOCS] += count
     for i in range(count):
         _begin_life(a, first + i)
@@ -318,6 +321,7 @@ def _goes_with_leaf(a: Arrays, s: int) -> bool:
 def hold(a: Arrays, g: int, s: int) -> None:
     """Add a holder to a slot in use."""
     if a.slot[s, PINS] == 0:
+        a.group[g, PINNED] += 1
         if is_auxiliary(a, g, s):
             unlink_auxiliary(a, g, s)
         elif _goes_with_leaf(a, s):
@@ -330,6 +334,7 @@ def release(a: Arrays, g: int, s: int) -> None:
     """Remove a holder; without holders a private slot is given back, and an auxiliary object becomes evictable."""
     a.slot[s, PINS] -= 1
     if a.slot[s, PINS] == 0:
+        a.group[g, PINNED] -= 1
         if a.slot[s, OWNER] < 0:
             give_slot(a, g, s)
         elif is_auxiliary(a, g, s):

@@ -20,7 +20,7 @@ RULE_PREFIX = int(MatchRule.PREFIX)
 RULE_WINDOW = int(MatchRule.RUN)
 RULE_SNAPSHOT = int(MatchRule.POINT)
 
-# group: int32 [G, 26].  The first eight are ``kvloom.kinds.RuleRow``.
+# group: int32 [G, 28].  The first eight are ``kvloom.kinds.RuleRow``.
 (
     RULE,
     RATIO,  # tokens per entry
@@ -48,7 +48,9 @@ RULE_SNAPSHOT = int(MatchRule.POINT)
     NEED,  # scratch: slots that an operation is about to take
     HELD,  # scratch: used slots that cannot be evicted, now or after others
     BUSY,  # scratch: pages with such a slot
-) = range(26)
+    PINNED,  # slots with a holder
+    LEASED,  # blocks of the index that rows hold through their deepest nodes, each as often as it is held
+) = range(28)
 
 # page: int32 [P, 8]
 (
@@ -108,11 +110,12 @@ RULE_SNAPSHOT = int(MatchRule.POINT)
     EMPTIABLE,  # pages in the steal lists
     PASSES,  # times that what can be evicted was counted
     FRUGAL,  # 1 while pages are so scarce that slots come from pages that their group keeps anyway
+    CARRIED,  # nodes that transfers hold
     RECYCLED,  # ghosts that are freed at once
     STATIC,  # 1 when every group has a fixed share of the arena, as one page
     BIT_LEVELS,  # levels of the bitmap of free slots
     BIT_BASE,  # first word of level 0; the next six are those of the levels above
-) = range(16)
+) = range(17)
 SCALARS = 20
 
 # counters: int64 [G, 6], objects

@@ -50,7 +50,7 @@ def _tuple_from_handle(kind: type[Arrays | Rows], begin: int) -> Any:
     for name in kind._fields:
         dimensions = 2 if kind is Rows and name == "table" else _DIMENSIONS.get(name, 2)
         members.append(types.Array(types.int64 if name in _LONG else types.int32, dimensions, "C"))
-    result = cast(Any, types).NamedTuple(members, kind)
+    result = cast("Any", types).NamedTuple(members, kind)
 
     def make(_typing: Any, handle: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

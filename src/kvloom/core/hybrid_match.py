@@ -30,10 +30,14 @@ from kvloom.core.fields import (
     STATE,
 )
 from kvloom.core.lifecycle import COMMITTED
-from kvloom.core.prefix_index import find_child, same_tokens
+from kvloom.core.prefix_index import find_checkpoint, find_child, same_tokens
 from kvloom.core.rules import blocks_at, first_block_needed, needed_from, snapshot_needed
 from kvloom.types import AnyArray
 
+SCANNED = 8
+"""Checkpoints of a node that are looked at one by one; those of a longer list are found by hash."""
+EXPLAINED = 256
+"""Children and checkpoints that an explanation looks at, newest first."""
 FAULT_GRADE = -5
 """Besides the column codes of ``kvloom.types``: the object is there, but below the floor."""
 
@@ -143,6 +147,20 @@ def _ceiling(a: Arrays, path: AnyArray, depth: int, checkpoint: int, position: i
 
 
 @jit
+def _best_of_many(
+    a: Arrays, path: AnyArray, k: int, tokens: AnyArray, ceiling: int, floor: int, best: int, best_checkpoint: int
+) -> tuple[int, int]:
+    """The best checkpoint of a node that has many, longest first by hash: (position, node), or the best so far."""
+    segment = a.tokens.shape[1]
+    start = k * segment
+    for position in range(min(start + segment - 1, ceiling), best, -1):
+        n = find_checkpoint(a, path[k], tokens, start, position - start)
+        if n >= 0 and a.node[n, RESIDENT] > 0 and _ceiling(a, path, k, n, position, floor) == position:
+            return position, n
+    return best, best_checkpoint
+
+
+@jit
 def best_boundary(
     a: Arrays, path: AnyArray, complete: int, tokens: AnyArray, limit: int, floor: int
 ) -> tuple[int, int, int]:
@@ -156,7 +174,8 @@ def best_boundary(
         start = k * segment
         best, best_checkpoint = start, -1
         checkpoint = a.node[path[k], FIRST_CHECKPOINT]
-        while checkpoint >= 0:
+        looked = 0
+        while checkpoint >= 0 and looked < SCANNED:
             position = start + a.node[checkpoint, NTOKENS]
             if (
                 best < position <= ceiling
@@ -166,6 +185,9 @@ def best_boundary(
             ):
                 best, best_checkpoint = position, checkpoint
             checkpoint = a.node[checkpoint, SIBLING_NEXT]
+            looked += 1
+        if checkpoint >= 0:
+            best, best_checkpoint = _best_of_many(a, path, k, tokens, ceiling, floor, best, best_checkpoint)
         if best_checkpoint >= 0:
             return best, k, best_checkpoint
         if k > 0 and start <= ceiling:
@@ -200,15 +222,17 @@ def first_bad_group(a: Arrays, path: AnyArray, depth: int, checkpoint: int, posi
 def known_prefix(a: Arrays, path: AnyArray, depth: int, tokens: AnyArray, limit: int) -> tuple[int, int]:
     """How far any cached sequence agrees with ``tokens``: (tokens known, checkpoint node or -1).
 
-    The checkpoint is the deepest up to ``limit`` that agrees.  Looks at the children and checkpoints of the deepest
-    node only, token by token.
+    The checkpoint is the deepest up to ``limit`` that agrees.  Looks at the newest children and checkpoints of the
+    deepest node only, token by token: a root may have thousands, and this is not worth more.
     """
     n = path[depth]
     start = depth * a.tokens.shape[1]
     most, at = 0, -1
     for side in range(2):
         child = a.node[n, FIRST_CHILD] if side == 0 else a.node[n, FIRST_CHECKPOINT]
-        while child >= 0:
+        looked = 0
+        while child >= 0 and looked < EXPLAINED:
+            looked += 1
             count = 0
             end = min(a.node[child, NTOKENS], len(tokens) - start)
             while count < end and a.tokens[child, count] == tokens[start + count]:

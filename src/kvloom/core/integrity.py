@@ -30,6 +30,7 @@ from kvloom.core.fields import (
     GRAVE_HEAD,
     HEAP_AT,
     HEAP_SIZE,
+    LEASED,
     NEXT,
     NODES_USED,
     NTOKENS,
@@ -42,6 +43,7 @@ from kvloom.core.fields import (
     PAGES,
     PARENT,
     PART_HEAD,
+    PINNED,
     PINS,
     PREV,
     RESIDENT,
@@ -100,6 +102,11 @@ def _chain(links: AnyArray, head: int, most: int) -> list[int]:
     return found
 
 
+def _slots_of(a: Arrays, g: int) -> int:
+    end = a.group[g + 1, SLOT_BASE] if g + 1 < len(a.group) else len(a.slot)
+    return int(end - a.group[g, SLOT_BASE])
+
+
 def _span(a: Arrays, g: int, geometry: ArenaGeometry) -> slice:
     first = int(a.group[g, SLOT_BASE])
     return slice(first, first + int(geometry.num_slots[g]))
@@ -123,6 +130,11 @@ def _check_holds(
         pins[slot] += 1
     for slot in _chain(a.slot[:, NEXT], int(a.scalars[GRAVE_HEAD]), len(a.slot)):
         pins[slot] += 1
+    for g in range(len(a.group)):
+        first, shared = int(a.group[g, SLOT_BASE]), sum(int(r.span[row, g, SHARED]) for row in running)
+        pinned = int(np.count_nonzero(pins[first : first + _slots_of(a, g)]))
+        if (pinned, shared) != (a.group[g, PINNED], a.group[g, LEASED]):
+            wrong.append(f"group {g}: held slots {a.group[g, [PINNED, LEASED]]} on record, {pinned, shared} in fact")
     used = a.slot[:, STATE] != FREE
     wrong += [
         f"slot {s} has {a.slot[s, PINS]} holders on record, {pins[s]} in fact"
@@ -267,9 +279,10 @@ def _check_tree(a: Arrays, held: Sequence[int], wrong: list[str]) -> None:
         if a.node[n, NTOKENS] == segment and find_child(a, int(a.node[n, PARENT]), a.tokens[n], 0) != n:
             wrong.append(f"node {n} is not found by its own tokens")
     in_table = sorted(a.table[a.table >= 0].tolist())
-    second = [c for n in nodes for c in _chain(a.node[:, SIBLING_NEXT], int(a.node[n, FIRST_CHILD]), len(nodes))[1:]]
-    if in_table != sorted(second):
-        wrong.append("the hash table does not hold exactly the second and later children")
+    hashed = [c for n in nodes for c in _chain(a.node[:, SIBLING_NEXT], int(a.node[n, FIRST_CHILD]), len(nodes))[1:]]
+    hashed += [n for n in nodes if 0 < a.node[n, NTOKENS] < segment]
+    if in_table != sorted(hashed):
+        wrong.append("the hash table does not hold exactly the checkpoints and the second and later children")
 
 
 def _check_leaves(a: Arrays, wrong: list[str]) -> None:

@@ -9,17 +9,7 @@ from __future__ import annotations
 from kvloom.core._jit import jit
 from kvloom.core.arrays import Arrays
 from kvloom.core.block_pool import page_of, pin_page, unpin_page
-from kvloom.core.fields import (
-    COL_BASE,
-    COLUMNS,
-    HEAP_AT,
-    HEAP_SIZE,
-    NTOKENS,
-    PINS,
-    RULE,
-    RULE_PREFIX,
-    SLOT_BASE,
-)
+from kvloom.core.fields import COL_BASE, COLUMNS, HEAP_AT, HEAP_SIZE, NTOKENS, PINS, RULE, RULE_PREFIX, SLOT_BASE
 
 
 @jit
@@ -89,6 +79,20 @@ def enter_heap(a: Arrays, n: int) -> None:
     _put(a, at, n)
     _rise(a, at)
     _loosen(a, n, True)
+
+
+@jit
+def succeed(a: Arrays, n: int, parent: int) -> None:
+    """``n`` lost its last object, and ``parent`` with it its last anchor: it takes the place of ``n``.
+
+    Paths are evicted from their ends up, and a parent is about as old as its child, so this rarely moves anything.
+    """
+    at = a.node[n, HEAP_AT]
+    a.node[n, HEAP_AT] = -1
+    _put(a, at, parent)
+    _rise(a, at)
+    _sink(a, a.node[parent, HEAP_AT])
+    _loosen(a, parent, True)
 
 
 @jit

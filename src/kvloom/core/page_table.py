@@ -26,6 +26,7 @@ from kvloom.core.fields import (
     GENERATION,
     GRADE,
     HITS,
+    LEASED,
     NEED,
     RULE,
     RULE_PREFIX,
@@ -129,6 +130,7 @@ def release_row(a: Arrays, r: Rows, q: int) -> None:
     """Release everything a row holds itself; the caller drops the anchor of its deepest node."""
     for g in range(a.group.shape[0]):
         shrink(a, r, q, g, 0, 0)
+        a.group[g, LEASED] -= r.span[q, g, SHARED]
         r.span[q, g, FIRST] = 0
         r.span[q, g, LAST] = 0
         r.span[q, g, SHARED] = 0
@@ -199,6 +201,7 @@ def lease(a: Arrays, r: Rows, q: int, path: AnyArray, depth: int, checkpoint: in
         r.span[q, g, FIRST] = first
         r.span[q, g, LAST] = last
         r.span[q, g, SHARED] = shared
+        a.group[g, LEASED] += shared
         base = a.group[g, COL_BASE]
         for k in range(shared // per_segment):
             n = path[k + 1]
@@ -239,6 +242,7 @@ def share_row(a: Arrays, r: Rows, q: int, child: int, start: int) -> None:
         r.span[child, g, FIRST] = first
         r.span[child, g, LAST] = max(first, min(start // a.group[g, BLOCK_TOKENS], r.span[q, g, LAST]))
         r.span[child, g, SHARED] = r.span[q, g, SHARED]
+        a.group[g, LEASED] += r.span[q, g, SHARED]
         for block in range(first, r.span[child, g, LAST]):
             s = slot_at(a, r, q, g, block)
             if block >= r.span[q, g, SHARED]:

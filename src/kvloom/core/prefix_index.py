@@ -40,6 +40,7 @@ from kvloom.core.fields import (
     OWNER,
     OWNER_COL,
     PARENT,
+    PINNED,
     PINS,
     RECYCLED,
     RESIDENT,
@@ -52,7 +53,7 @@ from kvloom.core.fields import (
     SPINE,
     USES,
 )
-from kvloom.core.leaf_heap import enter_heap, leave_heap
+from kvloom.core.leaf_heap import enter_heap, leave_heap, succeed
 from kvloom.core.lifecycle import COMMITTED, EVICTED, QUARANTINED, READY, move
 from kvloom.core.token_runs import copy_run, same_run
 from kvloom.types import SLOT_EVICTED, SLOT_QUARANTINED, AnyArray
@@ -63,8 +64,8 @@ OUT_OF_LIST = -2
 
 @jit
 def hash_segment(parent: int, tokens: AnyArray, start: int, count: int) -> int:
-    """31-bit hash of the parent and a sample of the tokens: a place to look, never an identity."""
-    h = np.uint64(parent) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(0x632BE59BD9B4E019)
+    """31-bit hash of the parent, the count and a sample of the tokens: a place to look, never an identity."""
+    h = np.uint64(parent) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(count) * np.uint64(0x632BE59BD9B4E019)
     step = max(1, count // SAMPLES)
     for i in range(count - 1, -1, -step):
         h = (h ^ np.uint64(tokens[start + i])) * np.uint64(0xFF51AFD7ED558CCD)
@@ -94,7 +95,12 @@ def find_child(a: Arrays, parent: int, tokens: AnyArray, start: int) -> int:
     at = h & mask
     while a.table[at] >= 0:
         n = a.table[at]
-        if a.node[n, KEY] == h and a.node[n, PARENT] == parent and same_tokens(a, n, tokens, start):
+        if (
+            a.node[n, KEY] == h
+            and a.node[n, PARENT] == parent
+            and a.node[n, NTOKENS] == a.tokens.shape[1]
+            and same_tokens(a, n, tokens, start)
+        ):
             return n
         at = (at + 1) & mask
     return -1
@@ -103,17 +109,27 @@ def find_child(a: Arrays, parent: int, tokens: AnyArray, start: int) -> int:
 @jit
 def find_checkpoint(a: Arrays, parent: int, tokens: AnyArray, start: int, count: int) -> int:
     """The checkpoint of ``parent`` that holds exactly ``tokens[start:start + count]``, or -1."""
-    n = a.node[parent, FIRST_CHECKPOINT]
-    while n >= 0:
-        if a.node[n, NTOKENS] == count and same_tokens(a, n, tokens, start):
+    if a.node[parent, FIRST_CHECKPOINT] < 0:
+        return -1
+    h = hash_segment(parent, tokens, start, count)
+    mask = len(a.table) - 1
+    at = h & mask
+    while a.table[at] >= 0:
+        n = a.table[at]
+        if (
+            a.node[n, KEY] == h
+            and a.node[n, PARENT] == parent
+            and a.node[n, NTOKENS] == count
+            and same_tokens(a, n, tokens, start)
+        ):
             return n
-        n = a.node[n, SIBLING_NEXT]
+        at = (at + 1) & mask
     return -1
 
 
 @jit
 def _table_insert(a: Arrays, n: int) -> None:
-    a.node[n, KEY] = hash_segment(a.node[n, PARENT], a.tokens[n], 0, a.tokens.shape[1])
+    a.node[n, KEY] = hash_segment(a.node[n, PARENT], a.tokens[n], 0, a.node[n, NTOKENS])
     mask = len(a.table) - 1
     at = a.node[n, KEY] & mask
     while a.table[at] >= 0:
@@ -210,9 +226,13 @@ def drop_resident(a: Arrays, n: int) -> None:
     """``n`` lost an object; a leaf that lost its last one becomes a ghost."""
     a.node[n, RESIDENT] -= 1
     if a.node[n, RESIDENT] == 0 and a.node[n, ANCHORS] == 0:
-        leave_heap(a, n)
         parent = _bury(a, n)
-        drop_anchor(a, parent)
+        if parent >= 0 and a.node[parent, ANCHORS] == 1 and a.node[parent, RESIDENT] > 0:
+            a.node[parent, ANCHORS] = 0
+            succeed(a, n, parent)
+        else:
+            leave_heap(a, n)
+            drop_anchor(a, parent)
 
 
 @inlined
@@ -239,7 +259,7 @@ def _detach(a: Arrays, n: int) -> None:
     parent = a.node[n, PARENT]
     is_segment = a.node[n, NTOKENS] == a.tokens.shape[1]
     before, after = a.node[n, SIBLING_PREV], a.node[n, SIBLING_NEXT]
-    if is_segment and before >= 0:
+    if not is_segment or before >= 0:
         _table_remove(a, n)
     if before >= 0:
         a.node[before, SIBLING_NEXT] = after
@@ -326,6 +346,7 @@ def new_node(a: Arrays, parent: int, tokens: AnyArray, start: int, count: int) -
     else:
         head = a.node[parent, FIRST_CHECKPOINT]
         a.node[parent, FIRST_CHECKPOINT] = n
+        _table_insert(a, n)
     a.node[n, SIBLING_NEXT] = head
     if head >= 0:
         a.node[head, SIBLING_PREV] = n
@@ -348,6 +369,8 @@ def refresh_spine(a: Arrays, n: int) -> None:
 @jit
 def _give_up(a: Arrays, s: int) -> None:
     """A slot that sequences below its former node may still read waits until all that run now have ended."""
+    if a.slot[s, PINS] == 0:
+        a.group[group_of_slot(a, s), PINNED] += 1
     a.slot[s, PINS] += 1
     a.slot[s, NEXT] = -1
     tail = a.scalars[GRAVE_TAIL]

@@ -15,11 +15,13 @@ from kvloom.core.fields import (
     FIRST_CHILD,
     FREE_NODES,
     GRADE,
+    LEASED,
     NODES_USED,
     NTOKENS,
     OWNER,
     OWNER_COL,
     PARENT,
+    PINNED,
     PINS,
     RESIDENT,
     ROOT,
@@ -76,6 +78,7 @@ def _publish_prefix(a: Arrays, r: Rows, q: int, g: int, n: int) -> int:
         worst = min(worst, a.slot[kept, GRADE])
         release(a, g, s)
     r.span[q, g, SHARED] = origin + a.group[g, COLUMNS]
+    a.group[g, LEASED] += a.group[g, COLUMNS]
     return worst
 
 
@@ -130,6 +133,7 @@ def _hand_over_prefix(a: Arrays, r: Rows, q: int, g: int, n: int, origin: int) -
         a.slot[s, OWNER] = n
         a.slot[s, OWNER_COL] = a.group[g, COL_BASE] + i
         a.slot[s, PINS] -= 1
+        a.group[g, PINNED] -= a.slot[s, PINS] == 0
         a.columns[n, a.group[g, COL_BASE] + i] = local
         worst = min(worst, a.slot[s, GRADE])
     return worst
@@ -171,6 +175,7 @@ def publish_fresh(a: Arrays, r: Rows, q: int, ids: AnyArray, used: int, count: i
     for g in range(a.group.shape[0]):
         if a.group[g, RULE] == RULE_PREFIX:
             r.span[q, g, SHARED] += count * a.group[g, COLUMNS]
+            a.group[g, LEASED] += count * a.group[g, COLUMNS]
             a.counters[g, COMMITS] += count * a.group[g, COLUMNS]
     r.state[q, NODE] = parent
     r.state[q, PUBLISHED] = depth

@@ -13,6 +13,7 @@ from kvloom.core.fields import (
     ANCHORS,
     AUX_HEAD,
     BUSY,
+    CARRIED,
     COL_BASE,
     COLUMNS,
     EMPTIABLE,
@@ -20,6 +21,7 @@ from kvloom.core.fields import (
     FRUGAL,
     HEAP_SIZE,
     HELD,
+    LEASED,
     NEED,
     NEXT,
     NTOKENS,
@@ -30,6 +32,7 @@ from kvloom.core.fields import (
     PAGES,
     PARENT,
     PASSES,
+    PINNED,
     PINS,
     RULE,
     RULE_PREFIX,
@@ -81,6 +84,25 @@ def _loose_room(a: Arrays) -> bool:
         if a.group[g, NEED] > a.group[g, SLOTS_PER_PAGE] - a.page[g, PAGE_PINNED]:
             return False
     return True
+
+
+@jit
+def _bounded_room(a: Arrays) -> bool:
+    """Whether there is enough even if every slot held were another one, on a page of its own, that cannot be evicted.
+
+    Not known while transfers hold nodes, whose paths nobody may stand on any more.
+    """
+    if a.scalars[CARRIED] > 0:
+        return False
+    spare = a.page.shape[0]
+    for g in range(a.group.shape[0]):
+        held = a.group[g, PINNED] + a.group[g, LEASED]
+        if a.scalars[STATIC] == 1:
+            if a.group[g, NEED] > a.group[g, SLOTS_PER_PAGE] - held:
+                return False
+        else:
+            spare -= min(a.group[g, PAGES], held)
+    return a.scalars[STATIC] == 1 or spare >= _pages_wanted(a)
 
 
 @jit
@@ -186,7 +208,7 @@ def lacks_room(a: Arrays) -> int:
     Also notes whether pages are so scarce that slots must come from pages that their group keeps anyway.
     """
     a.scalars[FRUGAL] = 0
-    if _free_room(a) or _loose_room(a) or _count(a):
+    if _free_room(a) or _loose_room(a) or _bounded_room(a) or _count(a):
         return -1
     short = _short_group(a)
     if short < 0 and a.scalars[STATIC] == 0:

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvloom.core.arrays import Arrays
 from kvloom.core.block_pool import hold, release
-from kvloom.core.fields import SLOT_BASE, STATE
+from kvloom.core.fields import CARRIED, SLOT_BASE, STATE
 from kvloom.core.lifecycle import ALLOCATED, READY, move
 from kvloom.core.prefix_index import adopt, drop_anchor, refresh_spine, touch
 from kvloom.plan import CopyPlan
@@ -84,6 +84,7 @@ class Tickets:
         for group, slot in held:
             hold(self._arrays, group, slot)
         self._last += 1
+        self._arrays.scalars[CARRIED] += node >= 0
         self._open[self._last] = _Open(held, list(ready), list(publish), node)
         base = self._arrays.group[:, SLOT_BASE]
         return CopyPlan(
@@ -131,6 +132,7 @@ class Tickets:
         for p in opened.publish:
             release(a, p.group, p.slot)
         if opened.node >= 0:
+            a.scalars[CARRIED] -= 1
             refresh_spine(a, opened.node)
             touch(a, opened.node)
             drop_anchor(a, opened.node)
