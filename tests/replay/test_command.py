@@ -110,7 +110,7 @@ def test_bad_options(invoke, arguments: list[str], words: list[str]) -> None:
     done = invoke(CONVERSATION, *arguments)
     assert done.exit_code == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("error: ")
+    assert done.stderr.startswith("kvloom: error: ")
     assert done.stderr.count("\n") == 1
     for word in words:
         assert word in done.stderr

@@ -14,6 +14,7 @@ from kvloom.errors import InputError, SpecError
 from kvloom.spec.config_file import read_config_file
 
 _MISSING = object()
+_MOST = 2**31 - 1
 _TEXT_CONFIG_NAMES = ("text_config", "decoder", "generator")
 
 
@@ -66,11 +67,13 @@ class ConfigView:
         return self.defaults.get(name, default) if value is _MISSING else value
 
     def integer(self, name: str) -> int:
-        """A value that must be a whole number >= 1; SpecError names it otherwise."""
+        """A value that must be a whole number from 1 to 2**31 - 1; SpecError names it otherwise."""
         value = self.get(name)
+        label = self.model_type or "this model"
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            label = self.model_type or "this model"
             raise SpecError(f"config of {label}: {name!r} must be a whole number >= 1, it is {value!r}")
+        if value > _MOST:
+            raise SpecError(f"config of {label}: {name!r} must be at most {_MOST}, it is {value}; correct the config")
         return value
 
     def layer(self, index: int) -> ConfigView:

@@ -17,6 +17,10 @@ from kvloom.spec.layers import layer_views, resolve_family
 from kvloom.spec.model_spec import GroupSpec, ModelSpec, round_up
 from kvloom.types import DTYPE_BYTES, Kind
 
+MOST_TOKENS = 1 << 27
+"""A longer segment or request is taken for a mistake."""
+MOST_BLOCK = 65536
+_MOST_SLOT_BYTES = 1 << 40
 _GLOBAL_KINDS = (Kind.COMPRESSED, Kind.INDEXER)
 
 
@@ -91,10 +95,24 @@ def finish_spec(
 ) -> ModelSpec:
     """Choose the segment and the snapshot interval and put the spec together."""
     lcm = math.lcm(*(g.block_tokens for g in groups if not g.is_snapshot), 1)
+    for group in groups:
+        if group.slot_bytes > _MOST_SLOT_BYTES:
+            holds = f"a block of {group.block_tokens} tokens" if group.block_tokens else "a snapshot"
+            raise SpecError(
+                f"model {name!r}, group {group.name!r}: {holds} takes {group.slot_bytes} bytes, more than a terabyte; "
+                "correct the sizes in the config, or use a smaller block_size"
+            )
+    if lcm > MOST_TOKENS:
+        raise SpecError(
+            f"model {name!r}: the LCM of all blocks is {lcm} tokens, more than {MOST_TOKENS}; correct the compression "
+            "rates in the config, or use another block_size"
+        )
     if segment is None:
         segment = round_up(block_size, lcm)
     if segment < 1 or segment % lcm:
         raise ConfigError(f"segment: {segment} is not a positive multiple of the LCM of all blocks, {lcm} tokens")
+    if segment > MOST_TOKENS:
+        raise ConfigError(f"segment: {segment} tokens are more than {MOST_TOKENS}; use a smaller multiple of {lcm}")
     spec = ModelSpec(
         name=name,
         groups=tuple(groups),
@@ -110,9 +128,9 @@ def finish_spec(
 
 
 def check_block_size(block_size: int) -> None:
-    """ConfigError unless ``block_size`` is a whole number >= 1."""
-    if block_size < 1:
-        raise ConfigError(f"block_size: must be a whole number of tokens >= 1, not {block_size!r}")
+    """ConfigError unless ``block_size`` is a whole number from 1 to 65536."""
+    if not 1 <= block_size <= MOST_BLOCK:
+        raise ConfigError(f"block_size: must be a whole number of tokens from 1 to {MOST_BLOCK}, not {block_size!r}")
 
 
 def activation_dtype(view: ConfigView, dtype: str | None) -> str:
@@ -146,5 +164,6 @@ def _with_dtypes(group: GroupSpec, dtypes: Mapping[str, str]) -> GroupSpec:
 
 
 def _count(view: ConfigView, name: str) -> int:
+    """A limit; 0 where there is none, or one that no sequence of int32 ids can reach."""
     value = view.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else 0
