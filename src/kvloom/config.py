@@ -183,15 +183,20 @@ class CacheConfig(_Section):
         ``text`` may be empty.  ``source`` names the file in messages.  Raises ConfigError.
         """
         merged = _read_yaml(text, source)
+        origin: dict[tuple[str, ...], str] = {}
         for path, value in _from_environ(environ or {}):
             _put(merged, path, value)
+            origin[path] = f"environment variable {ENV_PREFIX}{'_'.join(path).upper()}"
         for name, value in (flags or {}).items():
             if value is not None:
-                _put(merged, tuple(name.split(".")), value)
+                path = tuple(name.split("."))
+                _put(merged, path, value)
+                origin[path] = f"option {name}"
         try:
             return cls.model_validate(merged)
         except ValidationError as error:
-            raise ConfigError(f"{source}: {_explain(error)}") from None
+            where = tuple(str(part) for part in error.errors(include_url=False)[0]["loc"])
+            raise ConfigError(f"{origin.get(where, source)}: {_explain(error)}") from None
 
 
 def _read_yaml(text: str, source: str) -> dict[str, Any]:

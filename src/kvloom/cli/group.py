@@ -61,6 +61,6 @@ def _usage(error: Any, *, as_json: bool) -> int:
         if context is not None and context.info_name == "verify-model":
             from kvloom.verification.report import Report
 
-            what = Report(reason=message).to_json() | what
+            what = {**Report(reason=message).to_json(), "notes": [], **what}
         emit_json(what)
     return EXIT_BAD_INPUT

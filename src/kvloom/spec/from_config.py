@@ -56,7 +56,13 @@ def spec_from_config(
     dtype = activation_dtype(view, dtype)
     try:
         groups = _groups(view, family, dtype, block_size)
-    except (TypeError, ValueError, LookupError, AttributeError) as error:  # a value of a type nobody expects
+    except (
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+    ) as error:  # a value of a type nobody expects
         raise SpecError(f"config of {view.model_type or 'the model'} is malformed: {error}") from error
     groups = [_with_dtypes(group, tensor_dtypes or {}) for group in groups]
     label = name or view.model_type or "model"
