@@ -52,9 +52,12 @@ def _check_ranges(answer: dict[str, Any], segment: int) -> None:
         assert [piece["begin"] for piece in mine] == [0, *(piece["end"] for piece in mine[:-1])]
         assert mine[-1]["end"] == computed
         grades = [piece["grade"] for piece in mine if piece["form"] != "absent"]
-        assert grades == ["canonical", "faithful"]
-        assert mine[-1]["begin"] % segment == 0
-        assert (mine[0]["form"] == "absent") == (mine[0]["kind"] == "window")
+        if mine[0]["kind"] == "compressed":
+            assert grades == ["canonical", "faithful"]
+            assert mine[-1]["begin"] == answer["reused_tokens"] // segment * segment
+        else:  # the document's end replaced the last window of its whole segments
+            assert mine[0]["form"] == "absent"
+            assert grades in (["faithful"], ["canonical", "faithful"])
 
 
 def test_floor_canonical_reuses_whole_segments(invoke, model_dir: Path, document: Path) -> None:

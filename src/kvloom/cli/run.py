@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -202,7 +203,7 @@ def _answer(
         }
         if options.explain:
             report["explanation"] = explanation_json(found)
-            report["ranges"] = [range_json(piece) for piece in session.ranges()]
+            report["ranges"] = ranges_json(session.ranges())
         return report
 
 
@@ -226,16 +227,24 @@ def explanation_json(found: Explanation) -> dict[str, Any]:
     }
 
 
-def range_json(piece: TokenRange) -> dict[str, Any]:
-    """Tokens ``[begin, end)`` of one group as JSON values; ``grade`` is null where nothing is held."""
-    return {
-        "group": piece.group,
-        "kind": piece.kind.name.lower(),
-        "begin": piece.start,
-        "end": piece.stop,
-        "form": piece.form.name.lower(),
-        "grade": grade_name(piece.grade),
-    }
+def ranges_json(pieces: Sequence[TokenRange]) -> list[dict[str, Any]]:
+    """Tokens ``[begin, end)`` per group as JSON values; ``grade`` is null where nothing is held."""
+    found: list[dict[str, Any]] = []
+    for piece in pieces:
+        what = {
+            "group": piece.group,
+            "kind": piece.kind.name.lower(),
+            "begin": piece.start,
+            "end": piece.stop,
+            "form": piece.form.name.lower(),
+            "grade": grade_name(piece.grade),
+        }
+        last = found[-1] if found else None
+        if last is not None and {**last, "begin": piece.start, "end": piece.stop} == what:  # only their states differ
+            last["end"] = piece.stop
+        else:
+            found.append(what)
+    return found
 
 
 def _print_head(console: Console, report: dict[str, Any]) -> None:
