@@ -14,7 +14,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from kvloom.cli.run import _MEANING, _sentence
+from kvloom.cli.run import _sentence
+from kvloom.plan import MEANING
 from kvloom.types import Reason
 
 QUESTIONS = ("--question", "What jumps?", "--question", "Over what does it jump?")
@@ -86,7 +87,7 @@ def test_text(invoke, model_dir: Path, document: Path) -> None:
 
 
 def test_every_reason_has_a_sentence() -> None:
-    assert set(_MEANING) == set(Reason)
+    assert set(MEANING) == set(Reason)
     said = _sentence({"reason": "evicted", "position": 640, "tier": "device", "kind": "window", "group": "window.32"})
     assert said == "stopped at 640 in tier device, window (window.32): dropped to make room"
 

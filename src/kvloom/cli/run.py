@@ -18,8 +18,8 @@ from kvloom.demo.result import grade_name, kind_rows
 from kvloom.engine.prompts import DocumentPrompts, read_document
 from kvloom.errors import CapacityError, InputError
 from kvloom.manager.ranges import TokenRange
-from kvloom.plan import Explanation
-from kvloom.types import Reason
+from kvloom.plan import Explanation, Limit
+from kvloom.types import Kind, Reason
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,18 +29,6 @@ if TYPE_CHECKING:
     from kvloom.types import Grade
 
 SMOLLM2 = "smollm2"
-_MEANING = {
-    Reason.EMPTY: "nothing is cached",
-    Reason.TOKENS: "no cached prefix goes on with these tokens",
-    Reason.LAST_TOKEN: "it is as long as it can be, the last prompt token is always recomputed",
-    Reason.NOT_KEPT: "the state there was never kept",
-    Reason.EVICTED: "dropped to make room",
-    Reason.CLEARED: "dropped on request",
-    Reason.QUARANTINED: "it failed a check",
-    Reason.GRADE: "its grade is below the floor",
-    Reason.STALE: "it changed between lookup and use",
-    Reason.ABI: "it was made with another layout",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,5 +263,5 @@ def _print_answer(console: Console, answer: dict[str, Any]) -> None:
 
 
 def _sentence(limit: dict[str, Any]) -> str:
-    subject = f"{limit['kind']} ({limit['group']})" if limit["kind"] else "the hit"
-    return f"stopped at {limit['position']:,} in tier {limit['tier']}, {subject}: {_MEANING[Reason(limit['reason'])]}"
+    kind = Kind[limit["kind"].upper()] if limit["kind"] else None
+    return str(Limit(Reason(limit["reason"]), limit["position"], limit["tier"], kind, limit["group"]))
