@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kvloom import __version__
+from kvloom.adapters.auto_config import auto_config
 from kvloom.cli.bench import bench
 from kvloom.cli.failures import guarded
 from kvloom.cli.group import Commands
@@ -74,7 +75,7 @@ def spec(
     if model.lower() not in PRESETS:
         require_file(model)
     size = load_settings(None, {"block_size": block_size}).block_size
-    report = spec_report(resolve(model, block_size=size, segment=segment, dtype=dtype), context)
+    report = spec_report(resolve(model, block_size=size, segment=segment, dtype=dtype, complete=auto_config), context)
     if as_json:
         emit_json(report)
     else:

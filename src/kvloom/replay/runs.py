@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from kvloom.adapters.auto_config import auto_config
 from kvloom.errors import ConfigError
 from kvloom.manager.manager import POLICIES
 from kvloom.replay.optimum import next_uses, optimum
@@ -189,7 +190,7 @@ def choose_policies(names: Sequence[str]) -> tuple[str, ...]:
 
 def load_spec(options: ReplayOptions, trace: Trace) -> ModelSpec:
     """The model, cut into blocks as the options or the trace say."""
-    return resolve(options.model, block_size=options.block or trace.block)
+    return resolve(options.model, block_size=options.block or trace.block, complete=auto_config)
 
 
 def replay(trace: Trace, options: ReplayOptions, say: Say = lambda _what, _done: None) -> list[RunReport]:

@@ -7,7 +7,7 @@ its defaults.  A dict or a file holds only what differs from the defaults of its
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvloom.errors import InputError, SpecError
@@ -109,17 +109,26 @@ class ConfigView:
             raise SpecError(f"config of {type(self.source).__name__}: {key} cannot be derived ({error})") from None
 
 
-def load_config(config: Any) -> ConfigView:
+ConfigLoader = Callable[[str], Any]
+"""(path of a ``config.json`` or its directory) -> a config object with all defaults, as transformers makes it."""
+
+
+def load_config(
+    config: Any, *, lacks: Callable[[ConfigView], object] | None = None, complete: ConfigLoader | None = None
+) -> ConfigView:
     """Read a config object, a dict, a ``config.json`` or a directory that holds one.
 
-    Returns a view of its text part.
+    Returns a view of its text part; of what ``complete`` makes of a path, if ``lacks`` finds that something is missing.
 
     Raises:
         InputError: no such file, not JSON, not a config.
         SpecError: an encoder-decoder or otherwise ambiguous model.
     """
     if isinstance(config, str) or hasattr(config, "__fspath__"):
-        config = read_config_file(config if isinstance(config, str) else config.__fspath__())
+        path = config if isinstance(config, str) else config.__fspath__()
+        config = read_config_file(path)
+        if complete is not None and lacks is not None and lacks(load_config(config)):
+            config = complete(path)
     if config is None or isinstance(config, (bytes, int, float, Sequence)):
         raise InputError(f"a model config must be a config object, a dict or a path, not {type(config).__name__}")
     view = ConfigView(config)

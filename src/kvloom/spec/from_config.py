@@ -9,18 +9,20 @@ from typing import Any
 
 from kvloom.errors import ConfigError, SpecError
 from kvloom.spec.attention import attention_groups, recurrent_groups
-from kvloom.spec.config_view import ConfigView, load_config
+from kvloom.spec.config_view import ConfigLoader, ConfigView, load_config
 from kvloom.spec.deepseek_v4 import transformers_format, v4_groups
 from kvloom.spec.families import Attention, Family
 from kvloom.spec.identity import identity_pairs
-from kvloom.spec.layers import layer_views, resolve_family
+from kvloom.spec.layers import layer_views, resolve_family, unstated
 from kvloom.spec.model_spec import GroupSpec, ModelSpec, round_up
-from kvloom.types import DTYPE_BYTES, Kind
+from kvloom.types import Kind
 
 MOST_TOKENS = 1 << 27
 """A longer segment or request is taken for a mistake."""
 MOST_BLOCK = 65536
 _MOST_SLOT_BYTES = 1 << 40
+ACTIVATION_DTYPES = ("bfloat16", "float16", "float32", "float64")
+"""What models compute in; single tensors may be stored otherwise."""
 _GLOBAL_KINDS = (Kind.COMPRESSED, Kind.INDEXER)
 
 
@@ -33,6 +35,7 @@ def spec_from_config(
     snapshot_interval: int | None = None,
     name: str | None = None,
     tensor_dtypes: Mapping[str, str] | None = None,
+    complete: ConfigLoader | None = None,
 ) -> ModelSpec:
     """Describe the cached state of a model.
 
@@ -45,6 +48,8 @@ def spec_from_config(
             that the snapshots weigh no more than the KV of the tokens between them.
         name: by default the ``model_type``.
         tensor_dtypes: tensor name -> dtype, where a loaded model stores another dtype than ``from_pretrained`` would.
+        complete: reads a path whose config leaves out what is not known here, such as
+            :func:`kvloom.adapters.auto_config.auto_config`; without it such a config is an error.
 
     Raises:
         InputError: the config cannot be read.
@@ -52,7 +57,7 @@ def spec_from_config(
         SpecError: a layer type, state or geometry that is not understood; nothing is guessed.
     """
     check_block_size(block_size)
-    view, family = resolve_family(load_config(config))
+    view, family = resolve_family(load_config(config, lacks=unstated, complete=complete))
     dtype = activation_dtype(view, dtype)
     try:
         groups = _groups(view, family, dtype, block_size)
@@ -145,8 +150,8 @@ def activation_dtype(view: ConfigView, dtype: str | None) -> str:
     for key in ("dtype", "torch_dtype"):
         value = value if value is not None else view.get(key)
     text = "float32" if value is None else str(value).removeprefix("torch.")
-    if text not in DTYPE_BYTES:
-        raise ConfigError(f"dtype: {text!r} is not known; use one of {', '.join(DTYPE_BYTES)}")
+    if text not in ACTIVATION_DTYPES:
+        raise ConfigError(f"dtype: {text!r} is not a dtype of activations; use one of {', '.join(ACTIVATION_DTYPES)}")
     return text
 
 

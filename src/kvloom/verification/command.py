@@ -133,18 +133,23 @@ def load_model(
     import torch
     from transformers import AutoModelForCausalLM
 
+    from kvloom.adapters.auto_config import auto_config
     from kvloom.spec.config_view import load_config
     from kvloom.spec.from_config import activation_dtype, spec_from_config
+    from kvloom.spec.presets import PRESETS
     from kvloom.testing.families import random_model
 
     path = Path(source)
     require_file(source)
     if not path.exists():
+        if source.lower() in PRESETS:
+            raise InputError(f"{source}: a preset has no weights to run; give a model directory or a config.json")
         raise InputError(f"{source}: no such file or directory; give a model directory or a config.json")
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     name = activation_dtype(load_config(source), dtype)
-    spec_from_config(source, dtype=name)  # its errors name the layer; transformers' would come later and say less
+    # Its errors name the layer; transformers' would come later and say less.
+    spec_from_config(source, dtype=name, complete=auto_config)
     require_device(device)
     if random_init:
         config = text_config(path)
