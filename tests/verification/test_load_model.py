@@ -23,5 +23,5 @@ def test_families_that_only_transformers_knows(tmp_path: Path) -> None:
     model = load_model(str(tmp_path), random_init=True)
     assert (model.config.model_type, model.training) == ("gpt2", False)
     transformers.MambaConfig(num_hidden_layers=2, hidden_size=16, vocab_size=50).save_pretrained(tmp_path)
-    with pytest.raises(SpecError, match="layer 0 of mamba: .*recurrent state"):
+    with pytest.raises(SpecError, match=r"layer 0 of mamba: .*recurrent state"):
         load_model(str(tmp_path), random_init=True)
