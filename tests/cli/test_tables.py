@@ -55,4 +55,6 @@ def test_spec_fits_eighty_columns(name: str) -> None:
         assert all(len(line) <= width for line in text.splitlines())
         assert "…" not in text
         assert all(group["name"] in text for group in report["groups"])
+        assert "full attention is kind compressed with ratio 1" in " ".join(text.split())
+    assert "bytes of full windows" in shown(spec_table(report), 80)
     assert "/page" in shown(spec_table(report), 80).split("KV cache groups")[1].splitlines()[1]

@@ -159,8 +159,8 @@ def _print(reports: list[RunReport], html: Path | None) -> None:
             f"{first.trace.block}; without a limit {first.unlimited_block_hit_rate:.2%} of the blocks hit\n",
             soft_wrap=True,
         )
-        console.print(_rates(of_trace))
-        console.print(_kinds(of_trace))
+        console.print(_rates(of_trace), "", sep="\n")
+        console.print(_kinds(of_trace), "", sep="\n")
         passed = sum(report.outcome.passed_through for report in of_trace)
         if passed:
             console.print(f"{passed:,} requests were larger than the tier and passed through.\n")
@@ -170,15 +170,17 @@ def _print(reports: list[RunReport], html: Path | None) -> None:
 
 def _rates(reports: list[RunReport]) -> Sheet:
     from kvloom.cli.tables import Sheet
+    from kvloom.config import format_size
     from kvloom.replay.runs import duration
 
     sheet = Sheet(
-        "Hit rates", ("device", "policy"), ("blocks", "tokens", "optimum", "saved tokens", "saved time", "run")
+        "Hit rates", ("device", "policy"), ("bytes", "blocks", "tokens", "optimum", "saved tokens", "saved time", "run")
     )
     for report in reports:
         sheet.add(
             report.device.asked,
             report.policy,
+            format_size(report.device_bytes),
             f"{report.block_hit_rate:.2%}",
             f"{report.token_hit_rate:.2%}",
             f"{report.optimum_block_hit_rate:.2%}",

@@ -9,6 +9,11 @@ from rich.text import Text
 
 from kvloom.cli.tables import Sheet, facts
 
+_LEGEND = (
+    "plain full attention is kind compressed with ratio 1; exact window replay: tokens to run again to rebuild all "
+    "windows from nothing; LCM: of the tokens of all blocks"
+)
+
 
 def spec_table(report: dict[str, Any]) -> RenderableType:
     """A report of :func:`kvloom.spec.report.spec_report`, for people."""
@@ -38,14 +43,14 @@ def spec_table(report: dict[str, Any]) -> RenderableType:
             f"{row['page_waste']:.1%}",
         )
     notes = [Text(f"* {note}", style="dim") for note in report["notes"]]
-    return Group(kinds, Text(), groups, Text(), facts(_facts(report)), *notes)
+    return Group(kinds, Text(), groups, Text(), facts(_facts(report)), *notes, Text(f"* {_LEGEND}", style="dim"))
 
 
 def _facts(report: dict[str, Any]) -> list[tuple[str, str]]:
     page = report["page"]
     return [
         ("global bytes per token", f"{report['global_bytes_per_token']:,}"),
-        ("window bytes per request", f"{report['window_bytes']:,}"),
+        ("bytes of full windows", f"{report['window_bytes']:,}"),
         ("exact window replay", f"{report['exact_replay_tokens']:,} tokens"),
         ("LCM / segment", f"{report['lcm_tokens']:,} / {report['segment_tokens']:,} tokens"),
         ("page", f"{_size(page['bytes'])}, worst waste {page['worst_waste']:.1%}"),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvloom.adapters.auto_config import auto_config
+from kvloom.config import format_size
 from kvloom.errors import ConfigError
 from kvloom.manager.manager import POLICIES
 from kvloom.replay.optimum import next_uses, optimum
@@ -54,6 +55,12 @@ class RunReport:
     outcome: Outcome
     optimum_hits: IntArray
     unlimited_hits: IntArray
+
+    @property
+    def device_label(self) -> str:
+        """What was asked for; a share with its bytes."""
+        asked = self.device.asked
+        return asked if self.device.share is None else f"{asked} ({format_size(self.device_bytes)})"
 
     @property
     def block_hit_rate(self) -> float:
