@@ -13,6 +13,7 @@ import typer
 from kvloom import __version__
 from kvloom.cli.failures import guarded, missing_extra
 from kvloom.errors import InputError, MissingExtraError
+from kvloom.spec.presets import PRESETS
 
 
 def outcome(error: BaseException) -> int:
@@ -143,3 +144,11 @@ def test_spec_needs_no_torch(tmp_path: Path) -> None:
         assert done.returncode == 2
         assert f"pip install 'kvloom[{extra}]'" in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_presets_are_listed(invoke) -> None:
+    done = invoke("spec", "--list")
+    assert done.exit_code == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == list(PRESETS)
+    assert "12 full and 12 sliding layers (128)" in lines[list(PRESETS).index("gpt-oss-20b")]

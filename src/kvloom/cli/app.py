@@ -54,6 +54,16 @@ def _root(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+def _list_presets(asked: bool) -> None:
+    if asked:
+        from kvloom.cli.streams import screen
+        from kvloom.cli.tables import facts
+        from kvloom.spec.presets import PRESETS
+
+        screen().print(facts([(name, preset.summary) for name, preset in PRESETS.items()]))
+        raise typer.Exit
+
+
 @app.command()
 @guarded
 def spec(
@@ -62,6 +72,9 @@ def spec(
     block_size: BlockSize = None,
     segment: Segment = None,
     dtype: Dtype = None,
+    _: Annotated[
+        bool, typer.Option("--list", callback=_list_presets, is_eager=True, help="List the presets and exit.")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Show a model's KV cache groups: bytes per token and per request, LCM, page size, totals."""
