@@ -26,15 +26,19 @@ if TYPE_CHECKING:
         WrongThreadError,
     )
     from kvloom.manager import CachedSequence, KindStats, Manager, Stats
-    from kvloom.plan import CopyPlan, Explanation, Limit
+    from kvloom.manager.manager import Batch
+    from kvloom.manager.ranges import TokenRange
+    from kvloom.plan import ArenaGeometry, CopyPlan, Explanation, Limit
     from kvloom.spec.from_config import spec_from_config
     from kvloom.spec.model_spec import GroupSpec, ModelSpec, TensorSpec
     from kvloom.spec.presets import load_preset
-    from kvloom.types import Form, Grade, Kind, Reason
+    from kvloom.types import Form, Grade, Kind, ObjectState, Reason
 
 __version__ = "0.1.0"
 
 _HOME = {
+    "ArenaGeometry": "kvloom.plan",
+    "Batch": "kvloom.manager.manager",
     "CacheConfig": "kvloom.config",
     "CachedSequence": "kvloom.manager",
     "CapacityError": "kvloom.errors",
@@ -55,12 +59,14 @@ _HOME = {
     "Manager": "kvloom.manager",
     "MissingExtraError": "kvloom.errors",
     "ModelSpec": "kvloom.spec.model_spec",
+    "ObjectState": "kvloom.types",
     "Reason": "kvloom.types",
     "SequenceError": "kvloom.errors",
     "SpecError": "kvloom.errors",
     "StaleLeaseError": "kvloom.errors",
     "Stats": "kvloom.manager",
     "TensorSpec": "kvloom.spec.model_spec",
+    "TokenRange": "kvloom.manager.ranges",
     "UnsupportedError": "kvloom.errors",
     "WrongThreadError": "kvloom.errors",
     "load_preset": "kvloom.spec.presets",
@@ -69,6 +75,8 @@ _HOME = {
 }
 
 __all__ = [
+    "ArenaGeometry",
+    "Batch",
     "CacheConfig",
     "CachedSequence",
     "CapacityError",
@@ -89,12 +97,14 @@ __all__ = [
     "Manager",
     "MissingExtraError",
     "ModelSpec",
+    "ObjectState",
     "Reason",
     "SequenceError",
     "SpecError",
     "StaleLeaseError",
     "Stats",
     "TensorSpec",
+    "TokenRange",
     "UnsupportedError",
     "WrongThreadError",
     "__version__",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
@@ -35,6 +36,7 @@ _UNITS = {
     "tib": 1024**4,
     "tb": 1000**4,
 }
+_MOST_BYTES = 1 << 50
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 ENV_PREFIX = "KVLOOM_"
 YAML_ROOT = "kv_cache_config"
@@ -43,19 +45,36 @@ YAML_ROOT = "kv_cache_config"
 def parse_size(size: int | str) -> int:
     """Bytes meant by ``size``: an int, or a string such as ``"512MiB"``, ``"2GiB"``, ``"1.5GB"`` or ``"65536"``.
 
-    ``K``, ``M``, ``G`` and ``T`` alone are binary (1024).  Raises ConfigError for anything else, and below 1.
+    ``K``, ``M``, ``G`` and ``T`` alone are binary (1024).  Raises ConfigError for anything else, and outside 1 byte to
+    1024 TiB.
     """
     if isinstance(size, bool) or not isinstance(size, int | str):
-        raise ConfigError(f"size {size!r} is not a number of bytes; write an integer or a string such as '512MiB'")
+        raise ConfigError(
+            f"size {_shown(size)} is not a number of bytes; write an integer or a string such as '512MiB'"
+        )
     if isinstance(size, str):
         match = _SIZE.fullmatch(size)
         unit = match.group(2).lower() if match else None
         if match is None or unit not in _UNITS:
-            raise ConfigError(f"size {size!r} is not understood; write bytes or a unit, such as '512MiB' or '2GiB'")
-        size = int(float(match.group(1)) * _UNITS[unit])
+            raise ConfigError(
+                f"size {_shown(size)} is not understood; write bytes or a unit, such as '512MiB' or '2GiB'"
+            )
+        number = min(float(match.group(1)), 2.0 * _MOST_BYTES)  # float() of many digits is infinite
+        size = int(number * _UNITS[unit])
     if size < 1:
         raise ConfigError(f"size {size} is below one byte; write a positive size such as '512MiB'")
+    if size > _MOST_BYTES:
+        raise ConfigError("size is more than 1024 TiB; write what the machine has, such as '512MiB' or '2GiB'")
     return size
+
+
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 60
+
+
+def _shown(value: object) -> str:
+    """``repr`` for a message: long or deeply nested values are cut short."""
+    return _REPR.repr(value)
 
 
 def format_size(n_bytes: float) -> str:
@@ -75,7 +94,7 @@ def parse_grade(name: str) -> Grade:
         return Grade[name.strip().upper()]
     except KeyError:
         grades = ", ".join(g.name.lower() for g in sorted(Grade, reverse=True))
-        raise ConfigError(f"floor {name!r} is not a grade; use one of: {grades}") from None
+        raise ConfigError(f"floor {_shown(name)} is not a grade; use one of: {grades}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +183,20 @@ class CacheConfig(_Section):
         ``text`` may be empty.  ``source`` names the file in messages.  Raises ConfigError.
         """
         merged = _read_yaml(text, source)
+        origin: dict[tuple[str, ...], str] = {}
         for path, value in _from_environ(environ or {}):
             _put(merged, path, value)
+            origin[path] = f"environment variable {ENV_PREFIX}{'_'.join(path).upper()}"
         for name, value in (flags or {}).items():
             if value is not None:
-                _put(merged, tuple(name.split(".")), value)
+                path = tuple(name.split("."))
+                _put(merged, path, value)
+                origin[path] = f"option {name}"
         try:
             return cls.model_validate(merged)
         except ValidationError as error:
-            raise ConfigError(f"{source}: {_explain(error)}") from None
+            where = tuple(str(part) for part in error.errors(include_url=False)[0]["loc"])
+            raise ConfigError(f"{origin.get(where, source)}: {_explain(error)}") from None
 
 
 def _read_yaml(text: str, source: str) -> dict[str, Any]:
@@ -215,7 +239,7 @@ def _put(target: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
     for name in path[:-1]:
         inner = target.setdefault(name, {})
         if not isinstance(inner, dict):
-            raise ConfigError(f"{name}: expected fields, found {inner!r}")
+            raise ConfigError(f"{name}: expected fields, found {_shown(inner)}")
         target = inner
     target[path[-1]] = value
 
@@ -253,11 +277,11 @@ def _explain(error: ValidationError) -> str:
         siblings += [p[0] for p in _fields(CacheConfig) if len(path) == 1 and len(p) > 1]
         return f"{field} is not a known field{_meant(path[-1], list(dict.fromkeys(siblings)))}"
     if first["type"] == "model_type":
-        return f"{field} = {first['input']!r}: expected fields, such as {{{', '.join(Compression.model_fields)}}}"
+        return f"{field} = {_shown(first['input'])}: expected fields, such as {{{', '.join(Compression.model_fields)}}}"
     message = str(first["msg"]).removeprefix("Value error, ")
     default = _default(path)
     hint = f" (default: {default})" if default is not None else ""
-    return f"{field} = {first['input']!r}: {message[:1].lower()}{message[1:]}{hint}"
+    return f"{field} = {_shown(first['input'])}: {message[:1].lower()}{message[1:]}{hint}"
 
 
 def _default(path: tuple[str, ...]) -> Any:

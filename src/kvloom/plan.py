@@ -6,8 +6,9 @@ must not write to them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
@@ -40,9 +41,26 @@ class CopyPlan:
         return len(self.group)
 
 
+MEANING: Mapping[Reason, str] = MappingProxyType(
+    {
+        Reason.EMPTY: "nothing is cached",
+        Reason.TOKENS: "no cached prefix goes on with these tokens",
+        Reason.LAST_TOKEN: "it is as long as it can be, the last prompt token is always recomputed",
+        Reason.NOT_KEPT: "the state there was never kept",
+        Reason.EVICTED: "dropped to make room",
+        Reason.CLEARED: "dropped on request",
+        Reason.QUARANTINED: "it failed a check",
+        Reason.GRADE: "its grade is below the floor",
+        Reason.STALE: "it changed between lookup and use",
+        Reason.ABI: "it was made with another layout",
+    }
+)
+"""Every reason in words, as the end of a ``Limit``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One thing that kept a hit from reaching ``position``.
+    """One thing that kept a hit from reaching ``position``; ``str`` says it in words.
 
     ``kind`` and ``group`` are None when no object is at fault (tokens differ, last token).
     """
@@ -53,10 +71,14 @@ class Limit:
     kind: Kind | None = None
     group: str | None = None
 
+    def __str__(self) -> str:
+        subject = "the hit" if self.kind is None else f"{self.kind.name.lower()} ({self.group})"
+        return f"stopped at {self.position:,} in tier {self.tier}, {subject}: {MEANING[self.reason]}"
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a lookup found and what stopped it.
+    """What a lookup found and what stopped it; ``str`` says it in one sentence.
 
     ``boundary`` is the number of reused tokens, ``grade`` the grade of the hit (None for a miss).
     ``limits`` says, for the deepest boundary that the tokens would have allowed, the first thing that each
@@ -69,6 +91,11 @@ class Explanation:
     prompt_tokens: int
     known_tokens: int
     limits: Sequence[Limit]
+
+    def __str__(self) -> str:
+        found = "miss" if self.grade is None else f"{self.grade} hit"
+        reused = f"{found}: {self.boundary:,} of {self.prompt_tokens:,} tokens reused"
+        return "; ".join([reused, *map(str, self.limits)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,20 @@ class Kind(enum.IntEnum):
 
 
 class Grade(enum.IntEnum):
-    """How the state was made; larger is better.  A hit has the worst grade of what it used."""
+    """How the state was made; larger is better.  A hit has the worst grade of what it used.
+
+    ``str`` and f-strings give the word: ``canonical``, ``faithful``, ``approximate``.
+    """
 
     APPROXIMATE = 0
     FAITHFUL = 1
     CANONICAL = 2
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)  # an IntEnum would format as its number
 
 
 class ObjectState(enum.IntEnum):

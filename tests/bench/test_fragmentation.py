@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,10 +15,10 @@ from typer.testing import CliRunner
 
 from kvloom.bench.azure import CONVERSATIONS
 from kvloom.bench.contiguous import ContiguousManager, Extents, Move
-from kvloom.bench.fragmentation import Case, cases, run_case, stores
-from kvloom.bench.stores import Contiguous, Paged, one_layer
+from kvloom.bench.fragmentation import Case, cases, check_size, run_case, stores
+from kvloom.bench.stores import Contiguous, Paged, one_layer, reserve
 from kvloom.cli.app import app
-from kvloom.errors import CapacityError, InputError, SequenceError
+from kvloom.errors import CapacityError, ConfigError, InputError, SequenceError
 
 TOKENS = np.arange(64, dtype=np.int32)
 
@@ -123,6 +124,25 @@ def test_what_is_used_of_what_is_reserved() -> None:
     assert rows["paged"].used >= 0.96
     assert rows["reserve"].used <= 0.25
     assert rows["grow"].copied_bytes > 0 == rows["paged"].copied_bytes
+
+
+def test_arenas_cost_address_space_only() -> None:
+    arena = reserve(1 << 38)
+    arena[[0, -1]] = 7
+    assert (arena[0], arena[1 << 37], arena[-1]) == (7, 0, 7)
+    with pytest.raises(ConfigError, match="address space"):
+        reserve(1 << 62)
+
+
+def test_traces_that_are_too_long_for_real_memory_are_refused() -> None:
+    case = Case("long", ((900_000, 10), (5, 5), (40_000, 1)), 1 << 20, 2, together=False)
+    check_size(case, most_bytes=1_840_011 * 4096)
+    with pytest.raises(InputError, match=r"long: the 2 longest requests have 940,011 tokens, which takes 7\.0 GiB"):
+        check_size(case, most_bytes=1_840_011 * 4096 - 1)
+    trace = Path(__file__).parents[1] / "data" / "agentic_400.jsonl"
+    done = CliRunner().invoke(app, ["bench", "fragmentation", "--trace", str(trace), "--json"])
+    assert done.exit_code == 2
+    assert "use a trace with shorter requests" in done.stderr
 
 
 def test_names() -> None:

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-from kvloom.cli.run import _MEANING, _sentence
+from kvloom.cli.run import _sentence
+from kvloom.plan import MEANING
 from kvloom.types import Reason
 
 QUESTIONS = ("--question", "What jumps?", "--question", "Over what does it jump?")
@@ -40,6 +42,23 @@ def test_json(invoke, model_dir: Path, document: Path) -> None:
         assert found["boundary"] == answer["reused_tokens"]
         assert [limit["reason"] for limit in found["limits"]] == ["tokens"]
         assert found["limits"][0]["position"] == document_tokens
+        _check_ranges(answer, segment=64)
+
+
+def _check_ranges(answer: dict[str, Any], segment: int) -> None:
+    """Every group's ranges follow each other up to the last token that was computed; windows lack their past."""
+    computed = answer["prompt_tokens"] + answer["generated_tokens"] - 1
+    for group in {piece["group"] for piece in answer["ranges"]}:
+        mine = [piece for piece in answer["ranges"] if piece["group"] == group]
+        assert [piece["begin"] for piece in mine] == [0, *(piece["end"] for piece in mine[:-1])]
+        assert mine[-1]["end"] == computed
+        grades = [piece["grade"] for piece in mine if piece["form"] != "absent"]
+        if mine[0]["kind"] == "compressed":
+            assert grades == ["canonical", "faithful"]
+            assert mine[-1]["begin"] == answer["reused_tokens"] // segment * segment
+        else:  # the document's end replaced the last window of its whole segments
+            assert mine[0]["form"] == "absent"
+            assert grades in (["faithful"], ["canonical", "faithful"])
 
 
 def test_floor_canonical_reuses_whole_segments(invoke, model_dir: Path, document: Path) -> None:
@@ -63,11 +82,12 @@ def test_text(invoke, model_dir: Path, document: Path) -> None:
     assert done.exit_code == 0, done.stderr
     assert "tokens reused" in done.stdout
     assert "stopped at" in done.stdout
+    assert "compressed (full), tokens 0 to 512: uncompressed, canonical" in done.stdout
     assert "And who rests?" in done.stdout
 
 
 def test_every_reason_has_a_sentence() -> None:
-    assert set(_MEANING) == set(Reason)
+    assert set(MEANING) == set(Reason)
     said = _sentence({"reason": "evicted", "position": 640, "tier": "device", "kind": "window", "group": "window.32"})
     assert said == "stopped at 640 in tier device, window (window.32): dropped to make room"
 
@@ -78,7 +98,8 @@ def test_config_file_and_notices(invoke, model_dir: Path, document: Path, tmp_pa
     done = run(invoke, model_dir, document, "--json", "--config", config)
     assert json.loads(done.stdout)["floor"] == "approximate"
     notes = done.stderr.splitlines()
-    assert [n.split(":")[0] for n in notes] == ["note"] * 3
+    assert [n.split(":")[0] for n in notes] == ["kvloom"] * 3
+    assert all(n.startswith("kvloom: note: ") for n in notes)
     done = run(invoke, model_dir, document, "--config", tmp_path / "none.yaml")
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
 
@@ -129,14 +150,18 @@ def test_unicode_documents_work(invoke, model_dir: Path, tmp_path: Path) -> None
         (["--max-new-tokens", "5000"], "the model allows 4096"),
         (["--segment", "100"], "segment"),
         (["--on", "warp"], "warp"),
+        (["--on", "meta"], "meta"),
+        (["--device", "9" * 400 + "TiB"], "1024 TiB"),
+        (["--block-size", "9" * 30], "block_size"),
         (["--dtype", "int3"], "int3"),
     ],
 )
 def test_bad_options(invoke, model_dir: Path, document: Path, more: list[str], words: str) -> None:
-    done = run(invoke, model_dir, document, *more)
+    done = run(invoke, model_dir, document, *more, "--json")
     assert done.exit_code == 2
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
+    assert words in json.loads(done.stdout)["error"]["message"]
 
 
 def test_a_cap_below_one_request_says_how_much_is_needed(invoke, model_dir: Path, document: Path) -> None:
@@ -183,5 +208,5 @@ def test_ctrl_c(model_dir: Path, document: Path) -> None:
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in err
-    assert err.splitlines()[-1] == "error: interrupted"
+    assert err.splitlines()[-1] == "kvloom: error: interrupted"
     assert "reused" not in out

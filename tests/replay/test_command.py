@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tests.replay.plain import AZURE, CONVERSATION, DATA
 from typer.testing import CliRunner
 
 from kvloom.cli.app import app
+from kvloom.config import parse_size
 
 KEYS = {"block_hit_rate", "token_hit_rate", "optimum_block_hit_rate", "kinds", "evictions", "seconds"}
 
@@ -68,6 +70,9 @@ def test_tables(invoke, short: Path) -> None:
     assert "requests were larger than the tier" in done.stdout
     for word in ("Hit rates", "optimum", "3%", "lru", "compressed", "evictions"):
         assert word in done.stdout
+    row = next(line.split() for line in done.stdout.splitlines() if line.startswith("3%"))
+    assert row[3] in ("MiB", "GiB")
+    assert parse_size(f"{row[2]}{row[3]}") > 1 << 20
 
 
 def test_the_report_is_one_file_without_links(invoke, short: Path, tmp_path: Path) -> None:
@@ -81,6 +86,7 @@ def test_the_report_is_one_file_without_links(invoke, short: Path, tmp_path: Pat
     ours = text[: script[0]] + text[script[1] :]
     for link in ("<link", " src=", "@import", "http://", "https://"):
         assert link not in ours
+    assert re.search(r'"10% \([0-9.]+ [MG]iB\)"', ours)
     for words in (
         "Hit rate over the trace",
         "Bytes kept, by kind",
@@ -110,7 +116,7 @@ def test_bad_options(invoke, arguments: list[str], words: list[str]) -> None:
     done = invoke(CONVERSATION, *arguments)
     assert done.exit_code == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("error: ")
+    assert done.stderr.startswith("kvloom: error: ")
     assert done.stderr.count("\n") == 1
     for word in words:
         assert word in done.stderr

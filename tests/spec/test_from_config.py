@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.spec.tiny_configs import NAMES, tiny
 
+from kvloom.adapters.auto_config import auto_config
 from kvloom.errors import ConfigError, InputError, KVLoomError, SpecError
 from kvloom.spec import ModelSpec, spec_from_config
 from kvloom.spec.families import FAMILIES
+from kvloom.spec.presets import resolve
 from kvloom.types import Kind
 
 transformers = pytest.importorskip("transformers")
@@ -169,7 +171,8 @@ def test_options() -> None:
         ({"block_size": 0}, "block_size"),
         ({"snapshot_interval": 100}, "snapshot_interval: 100"),
         ({"snapshot_interval": -128}, "snapshot_interval"),
-        ({"dtype": "int3"}, "dtype: 'int3'"),
+        ({"dtype": "int3"}, "dtype: 'int3'.*use one of bfloat16, float16, float32, float64"),
+        ({"dtype": "uint8"}, "dtype: 'uint8'"),
     ):
         with pytest.raises(ConfigError, match=message):
             spec_from_config(config, **wrong)  # type: ignore[arg-type]
@@ -272,6 +275,45 @@ def test_unusable_files(tmp_path: Path) -> None:
             spec_from_config(tmp_path)
     with pytest.raises(InputError):
         spec_from_config("no\0name")
+
+
+@pytest.mark.parametrize("name", sorted(NO_DEFAULTS & set(NAMES)))
+def test_transformers_completes_families_that_are_not_known_here(name: str, tmp_path: Path) -> None:
+    config = tiny(name)
+    config.save_pretrained(tmp_path)
+    for path in (tmp_path, str(tmp_path), str(tmp_path / "config.json")):
+        assert geometry(spec_from_config(path, complete=auto_config)) == geometry(spec_from_config(config))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "mamba", "num_hidden_layers": 2}, "layer 0 of mamba: .*'linear_attention'.*not supported"),
+        ({"model_type": "jamba", "num_hidden_layers": 8}, "layer 0 of jamba: .*'linear_attention'.*not supported"),
+        ({"model_type": "unheard_of"}, "transformers cannot read it: .*unheard_of"),
+        ({}, "transformers cannot read it: .*model_type"),
+    ],
+)
+def test_the_true_cause_is_named(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SpecError, match=message):
+        resolve(str(tmp_path), complete=auto_config)
+
+
+def test_gpt2_is_described_from_its_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_layer": 3}))
+    spec = resolve(str(tmp_path), complete=auto_config)
+    assert [(g.name, g.layers, g.tensors[0].shape) for g in spec.groups] == [("full", (0, 1, 2), (12, 64))]
+    with pytest.raises(SpecError, match="pass transformers' config object"):
+        resolve(str(tmp_path))
+
+
+def test_without_transformers_the_extra_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    code = "import sys; sys.modules['transformers'] = None\nfrom kvloom.cli import main; main(['spec', sys.argv[1]])"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "transformers is not installed; run: pip install 'kvloom[transformers]'" in done.stderr
 
 
 JSON_VALUES = st.recursive(

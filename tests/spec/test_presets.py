@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from kvloom.cli.spec import spec_table
 from kvloom.errors import ConfigError, InputError
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.spec.pages import PAGE_ALIGN, spec_page
 from kvloom.spec.presets import PRESETS, IndexerFormat, load_preset, resolve
-from kvloom.spec.report import spec_report, spec_table
+from kvloom.spec.report import spec_report
 from kvloom.types import Kind
 
 

@@ -175,3 +175,44 @@ def test_what_transformers_cannot_run_is_unsupported(options: dict[str, int], sa
     report = json.loads(out[0])
     assert (code, report["verdict"]) == (2, "unsupported")
     assert says in report["reason"]
+
+
+def test_random_weights_say_what_they_leave_out(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = json.loads((saved / "config.json").read_text(encoding="utf-8"))
+    config["quantization_config"] = {"quant_method": "fp8"}
+    (saved / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    code, values = run(saved, random_init=True, segment=32, block_size=32)
+    assert (code, values["verdict"]) == (0, "exact")
+    (note,) = values["notes"]
+    assert "quantization_config (fp8)" in note
+    assert capsys.readouterr().err == f"note: {note}\n"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"hidden_size": 10**12}, "random weights of this model take"),
+        ({"intermediate_size": 1e30}, "intermediate_size"),
+        ({"num_hidden_layers": 10**12}, "layers"),
+        ({"head_dim": 10**12}, "head_dim"),
+    ],
+)
+def test_random_weights_of_absurd_sizes(
+    saved: Path, values: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((saved / "config.json").read_text(encoding="utf-8"))
+    (saved / "config.json").write_text(json.dumps(config | values), encoding="utf-8")
+    code, report = run(saved, random_init=True)
+    assert (code, report["verdict"]) == (2, "unsupported")
+    assert words in report["reason"]
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_bad_seeds_and_devices_are_one_line(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options in ({"seed": 2**64}, {"seed": -1}, {"device": "meta"}):
+        written: list[str] = []
+        assert verify_command(str(saved), write=written.append, **options) == 2
+        assert written == []
+        said = capsys.readouterr().err
+        assert said.startswith("error: ")
+        assert said.count("\n") == 1

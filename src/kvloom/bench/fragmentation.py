@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -13,8 +14,11 @@ import numpy as np
 
 from kvloom.bench.azure import CONVERSATIONS
 from kvloom.bench.stores import Contiguous, Paged, Store, one_layer
+from kvloom.config import format_size
+from kvloom.errors import InputError
 
 BLOCK = 64
+MOST_BYTES = 8 << 30
 Lengths = Sequence[tuple[int, int]]
 Say = Callable[[str, int, int], None]
 """Told what runs, and how many of how many requests are done."""
@@ -140,8 +144,31 @@ def run_case(case: Case, make: Callable[[], Store], say: Say = lambda _w, _d, _t
     )
 
 
+def check_size(case: Case, *, most_bytes: int | None = None) -> None:
+    """InputError when the case could need more than ``most_bytes``: by default 8 GiB, or half of the memory.
+
+    State is really written: at most that of the longest requests that may run at once.
+    """
+    if most_bytes is None:
+        most_bytes = min(MOST_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
+    longest = sorted((prompt + answer for prompt, answer in case.requests), reverse=True)[: case.running]
+    tokens = sum(longest) + max(prompt for prompt, _ in case.requests)  # and the rows that are written from
+    needed = tokens * int(one_layer(BLOCK).groups[0].bytes_per_token)
+    if needed > most_bytes:
+        raise InputError(
+            f"{case.name}: the {len(longest)} longest requests have {sum(longest):,} tokens, which takes "
+            f"{format_size(needed)} of real memory, and this benchmark takes at most {format_size(most_bytes)}; "
+            "use a trace with shorter requests"
+        )
+
+
 def run_all(conversations: Lengths = CONVERSATIONS, say: Say = lambda _w, _d, _t: None) -> list[Row]:
-    """Every case with every allocator; the arrays of compiled functions are warm."""
+    """Every case with every allocator; the arrays of compiled functions are warm.
+
+    Raises InputError when the conversations are too long for this benchmark; see ``check_size``.
+    """
+    for case in cases(conversations):
+        check_size(case)
     warm = Case("warm-up", ((100, 70),), 256, 1, together=False)
     for make in stores(warm):
         run_case(warm, make)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
 from dataclasses import replace
 from typing import Protocol
 
@@ -10,6 +12,7 @@ import numpy.typing as npt
 
 from kvloom.bench.contiguous import ContiguousManager, ContiguousSequence
 from kvloom.config import Device
+from kvloom.errors import ConfigError
 from kvloom.manager.manager import Manager
 from kvloom.manager.sequence import CachedSequence
 from kvloom.spec.model_spec import ModelSpec
@@ -60,13 +63,25 @@ class Store(Protocol):
         """Bytes moved so far to make room."""
 
 
+def reserve(n_bytes: int) -> Bytes:
+    """Anonymous memory that costs address space only, until it is written; ConfigError when there is not even that."""
+    no_reserve: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)  # named since 3.13
+    try:
+        mapping = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve)
+    except (OSError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"this machine gives no {n_bytes} bytes of address space ({error}); use a trace with shorter requests"
+        ) from None
+    return np.frombuffer(mapping, dtype=np.uint8)
+
+
 class Contiguous:
     """Sequences in one range each: reserved at once (``step=None``) or growing by copies."""
 
     def __init__(self, arena_bytes: int, token_bytes: int, *, max_tokens: int, step: int | None) -> None:
         self.name = "reserve" if step is None else "grow"
         self.manager = ContiguousManager(arena_bytes, token_bytes, max_tokens=max_tokens, step=step)
-        self.arena: Bytes = np.empty(arena_bytes, dtype=np.uint8)
+        self.arena = reserve(arena_bytes)
         self.copied = 0
 
     def open(self, prompt: Int32Array) -> Held:
@@ -115,7 +130,7 @@ class Paged:
         self.spec = one_layer(block)
         self.block = block
         self.manager = Manager(self.spec, [Device(arena_bytes)], max_sequences=max_sequences)
-        self.arena: Bytes = np.empty(self.manager.geometry.arena_bytes, dtype=np.uint8)
+        self.arena = reserve(self.manager.geometry.arena_bytes)
         self.slot_bytes = int(self.manager.geometry.slot_bytes[0])
         self.token_bytes = self.slot_bytes // block
         self.slots: Bytes = self.arena[: len(self.arena) // self.slot_bytes * self.slot_bytes].reshape(

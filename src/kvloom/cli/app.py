@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvloom import __version__
+from kvloom.adapters.auto_config import auto_config
 from kvloom.cli.bench import bench
 from kvloom.cli.failures import guarded
+from kvloom.cli.group import Commands
 from kvloom.cli.replay import replay
+from kvloom.cli.warmup import warmup
 
 app = typer.Typer(
     name="kvloom",
+    cls=Commands,
     help="KV-cache manager for hybrid-attention LLMs: exact prefix reuse over every kind of cached state.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -52,6 +54,16 @@ def _root(
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
+def _list_presets(asked: bool) -> None:
+    if asked:
+        from kvloom.cli.streams import screen
+        from kvloom.cli.tables import facts
+        from kvloom.spec.presets import PRESETS
+
+        screen().print(facts([(name, preset.summary) for name, preset in PRESETS.items()]))
+        raise typer.Exit
+
+
 @app.command()
 @guarded
 def spec(
@@ -60,21 +72,27 @@ def spec(
     block_size: BlockSize = None,
     segment: Segment = None,
     dtype: Dtype = None,
+    _: Annotated[
+        bool, typer.Option("--list", callback=_list_presets, is_eager=True, help="List the presets and exit.")
+    ] = False,
     as_json: AsJson = False,
 ) -> int:
     """Show a model's KV cache groups: bytes per token and per request, LCM, page size, totals."""
-    from rich.console import Console
-
     from kvloom.cli.settings import load_settings
-    from kvloom.spec.presets import resolve
-    from kvloom.spec.report import spec_report, spec_table
+    from kvloom.cli.spec import spec_table
+    from kvloom.cli.streams import emit_json, screen
+    from kvloom.engine.files import require_file
+    from kvloom.spec.presets import PRESETS, resolve
+    from kvloom.spec.report import spec_report
 
+    if model.lower() not in PRESETS:
+        require_file(model)
     size = load_settings(None, {"block_size": block_size}).block_size
-    report = spec_report(resolve(model, block_size=size, segment=segment, dtype=dtype), context)
+    report = spec_report(resolve(model, block_size=size, segment=segment, dtype=dtype, complete=auto_config), context)
     if as_json:
-        typer.echo(json.dumps(report, indent=2))
+        emit_json(report)
     else:
-        Console(highlight=False).print(spec_table(report))
+        screen().print(spec_table(report))
     return 0
 
 
@@ -140,19 +158,18 @@ def verify_model(
     Exit code: 0 exact, 1 differs, 2 unsupported or bad input, 70 internal error.
     """
     from kvloom.cli.settings import load_settings
-    from kvloom.verification.command import verify_command
+    from kvloom.cli.verify import verify
 
-    return verify_command(
+    return verify(
         model,
+        lambda: load_settings(None, {"block_size": block_size}).block_size,
+        as_json=as_json,
         random_init=random_init,
         tokens=tokens,
         dtype=dtype,
         seed=seed,
         segment=segment,
-        block_size=load_settings(None, {"block_size": block_size}).block_size,
         device=device,
-        as_json=as_json,
-        write=typer.echo,
     )
 
 
@@ -165,8 +182,9 @@ def demo(as_json: AsJson = False) -> int:
     """
     from kvloom.cli.demo import demo_command
 
-    return demo_command(as_json=as_json, interactive=sys.stderr.isatty())
+    return demo_command(as_json=as_json)
 
 
 app.command()(replay)
+app.command()(warmup)
 app.add_typer(bench)

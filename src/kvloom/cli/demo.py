@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 from rich.text import Text
 
+from kvloom.cli import streams
+from kvloom.cli.tables import Sheet
+from kvloom.cli.warmup import ensure_compiled
 from kvloom.config import format_size
 
 if TYPE_CHECKING:
     from kvloom.demo.result import DemoResult, KindRow, ModelShow, Row
 
 
-def demo_command(*, as_json: bool, interactive: bool) -> int:
+def demo_command(*, as_json: bool) -> int:
     """Run the demo and print what it found; 0 when every warm answer was identical to its cold one, else 1."""
     from kvloom.demo import weights
 
@@ -26,7 +27,9 @@ def demo_command(*, as_json: bool, interactive: bool) -> int:
 
     from kvloom.demo.show import run_demo
 
-    status = Console(stderr=True, highlight=False)
+    ensure_compiled()
+    status = streams.progress()
+    interactive = status.is_terminal
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -42,13 +45,13 @@ def demo_command(*, as_json: bool, interactive: bool) -> int:
             progress.update(task, description=escape(what), completed=done)
             if not interactive and not as_json and what not in said:
                 said.add(what)
-                status.print(f"{done:4.0%}  {what}", markup=False)
+                streams.say(f"{done:4.0%}  {what}")
 
         result = run_demo(say)
     if as_json:
-        print(json.dumps(result.to_json(), indent=2, ensure_ascii=False))  # noqa: T201
+        streams.emit_json(result.to_json())
     else:
-        Console(highlight=False).print(demo_report(result))
+        streams.screen().print(demo_report(result))
     return 0 if result.all_identical else 1
 
 
@@ -61,7 +64,7 @@ def demo_report(result: DemoResult) -> RenderableType:
             "Every warm answer was identical to its cold answer: all tokens, and the first logits bit for bit.", "green"
         )
         if result.all_identical
-        else Text("NOT identical: see the last column.", "bold red")
+        else Text("NOT identical: see the answers marked NO.", "bold red")
     )
     return Group(
         _answers(result.real),
@@ -82,46 +85,41 @@ def demo_report(result: DemoResult) -> RenderableType:
         _answers(result.tiny),
         Text(f"{result.tiny.facts['layers']}."),
         Text(),
-        _kinds({show.name: show.kinds for show in (result.real, result.tiny)}),
-        Text(),
+        *(_kinds(show.name, show.kinds) for show in (result.real, result.tiny)),
         verdict,
     )
 
 
-def _answers(show: ModelShow) -> Table:
-    table = Table(title=show.name, title_justify="left", title_style="bold", show_lines=True)
-    table.add_column("step", no_wrap=True)
-    table.add_column("question and answer", ratio=1)
-    for name in ("prompt", "reused", "grade", "cold", "chunked", "warm", "identical"):
-        table.add_column(name, justify="right" if name not in ("grade", "identical") else "left", no_wrap=True)
+def _answers(show: ModelShow) -> Sheet:
+    """Times are seconds to the first token: one-shot generate, the same chunks cold, and kvloom."""
+    sheet = Sheet(
+        f"{show.name}: seconds to the first token",
+        ("question", "grade"),
+        ("prompt", "reused", "cold", "chunked", "warm", "same"),
+        prose={"question": 24},
+        spaced=True,
+    )
     for row in show.rows:
-        table.add_row(*_cells(row))
-    return table
+        sheet.add(*_cells(row))
+    return sheet
 
 
 def _cells(row: Row) -> tuple[str | Text, ...]:
-    answer = Text(row.question, "bold").append("\n").append(" ".join(row.answer.split()), "not bold")
+    asked = Text.assemble((f"{row.step}: ", "cyan"), (row.question, "bold"), "\n", " ".join(row.answer.split()))
     return (
-        row.step,
-        answer,
+        asked,
+        row.grade or "miss",
         f"{row.prompt_tokens:,}",
         f"{row.reused_tokens:,}",
-        row.grade or "miss",
-        f"{row.ttft_cold_oneshot_s:.2f} s",
-        f"{row.ttft_cold_s:.2f} s",
-        f"{row.ttft_warm_s:.2f} s",
+        f"{row.ttft_cold_oneshot_s:.2f}",
+        f"{row.ttft_cold_s:.2f}",
+        f"{row.ttft_warm_s:.2f}",
         Text("yes", "green") if row.identical else Text("NO", "bold red"),
     )
 
 
-def _kinds(models: Mapping[str, Mapping[str, KindRow]]) -> Table:
-    table = Table(title="Cache objects by kind", title_justify="left", title_style="bold")
-    table.add_column("model")
-    table.add_column("kind")
-    for name in ("hits", "misses", "evictions", "kept"):
-        table.add_column(name, justify="right")
-    for model, kinds in models.items():
-        for kind, row in kinds.items():
-            table.add_row(model, kind, f"{row.hits:,}", f"{row.misses:,}", f"{row.evictions:,}", format_size(row.bytes))
-        table.add_section()
-    return table
+def _kinds(model: str, kinds: Mapping[str, KindRow]) -> Sheet:
+    sheet = Sheet(f"Cache objects of {model}", ("kind",), ("hits", "misses", "evicted", "kept"))
+    for kind, row in kinds.items():
+        sheet.add(kind, f"{row.hits:,}", f"{row.misses:,}", f"{row.evictions:,}", format_size(row.bytes))
+    return sheet

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -10,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvloom.cli import streams
 from kvloom.cli.failures import guarded
+from kvloom.cli.warmup import ensure_compiled
 from kvloom.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from kvloom.cli.tables import Sheet
     from kvloom.replay.runs import ReplayOptions, RunReport
     from kvloom.replay.trace import Trace
 
@@ -68,9 +68,12 @@ def replay(
     if html is not None:
         from kvloom.replay.html import html_report
 
-        html.write_text(html_report(reports), encoding="utf-8")
+        try:
+            html.write_text(html_report(reports), encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"html {html}: {error.strerror or error}; name a file that can be written") from None
     if as_json:
-        typer.echo(json.dumps(_to_json(reports), indent=2))
+        streams.emit_json(_to_json(reports))
     else:
         _print(reports, html)
     return 0
@@ -87,7 +90,6 @@ def _check_html(path: Path) -> None:
 
 
 def _run(paths: list[Path], options: ReplayOptions) -> list[RunReport]:
-    from rich.console import Console
     from rich.markup import escape
     from rich.progress import (
         BarColumn,
@@ -98,10 +100,14 @@ def _run(paths: list[Path], options: ReplayOptions) -> list[RunReport]:
         TimeRemainingColumn,
     )
 
+    from kvloom.engine.files import require_file
     from kvloom.replay.readers import read_trace
     from kvloom.replay.runs import load_spec
     from kvloom.replay.runs import replay as replay_trace
+    from kvloom.spec.presets import PRESETS
 
+    if options.model.lower() not in PRESETS:
+        require_file(options.model)
     traces: list[Trace] = [read_trace(path, block=options.block) for path in paths]
     for trace in traces:
         load_spec(options, trace)  # a model that cannot be used is said before anything runs
@@ -112,10 +118,10 @@ def _run(paths: list[Path], options: ReplayOptions) -> list[RunReport]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    status = Console(stderr=True, highlight=False)
+    ensure_compiled()
     runs = len(options.devices) * len(options.policies)
     reports: list[RunReport] = []
-    with Progress(*columns, console=status, transient=True, disable=not sys.stderr.isatty()) as progress:
+    with Progress(*columns, console=streams.progress(), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("reading", total=runs * sum(len(trace) for trace in traces))
         for trace in traces:
             before = sum(len(report.trace) for report in reports)
@@ -140,12 +146,11 @@ def _to_json(reports: list[RunReport]) -> dict[str, Any]:
 
 
 def _print(reports: list[RunReport], html: Path | None) -> None:
-    from rich.console import Console
     from rich.markup import escape
 
     from kvloom.replay.runs import by_trace
 
-    console = Console(highlight=False)
+    console = streams.screen()
     for of_trace in by_trace(reports):
         first = of_trace[0]
         console.print(
@@ -154,8 +159,8 @@ def _print(reports: list[RunReport], html: Path | None) -> None:
             f"{first.trace.block}; without a limit {first.unlimited_block_hit_rate:.2%} of the blocks hit\n",
             soft_wrap=True,
         )
-        console.print(_rates(of_trace))
-        console.print(_kinds(of_trace))
+        console.print(_rates(of_trace), "", sep="\n")
+        console.print(_kinds(of_trace), "", sep="\n")
         passed = sum(report.outcome.passed_through for report in of_trace)
         if passed:
             console.print(f"{passed:,} requests were larger than the tier and passed through.\n")
@@ -163,16 +168,19 @@ def _print(reports: list[RunReport], html: Path | None) -> None:
         console.print(f"Report: {html}", markup=False)
 
 
-def _rates(reports: list[RunReport]) -> Table:
+def _rates(reports: list[RunReport]) -> Sheet:
+    from kvloom.cli.tables import Sheet
+    from kvloom.config import format_size
     from kvloom.replay.runs import duration
 
-    table = _table(
-        "Hit rates", ("device", "policy"), ("blocks", "tokens", "optimum", "saved tokens", "saved time", "run")
+    sheet = Sheet(
+        "Hit rates", ("device", "policy"), ("bytes", "blocks", "tokens", "optimum", "saved tokens", "saved time", "run")
     )
     for report in reports:
-        table.add_row(
+        sheet.add(
             report.device.asked,
             report.policy,
+            format_size(report.device_bytes),
             f"{report.block_hit_rate:.2%}",
             f"{report.token_hit_rate:.2%}",
             f"{report.optimum_block_hit_rate:.2%}",
@@ -180,34 +188,16 @@ def _rates(reports: list[RunReport]) -> Table:
             "–" if report.saved_seconds is None else duration(report.saved_seconds),
             duration(report.outcome.seconds),
         )
-    return table
+    return sheet
 
 
-def _kinds(reports: list[RunReport]) -> Table:
+def _kinds(reports: list[RunReport]) -> Sheet:
+    from kvloom.cli.tables import Sheet
     from kvloom.config import format_size
 
-    table = _table("Cache objects by kind", ("device", "policy", "kind"), ("hits", "misses", "evictions", "kept"))
+    sheet = Sheet("Cache objects by kind", ("device", "policy", "kind"), ("hits", "misses", "evictions", "kept"))
     for report in reports:
         for kind, s in sorted(report.outcome.stats.kinds.items()):
             counts = [f"{n:,}" for n in (s.hits, s.misses, s.evictions)]
-            table.add_row(report.device.asked, report.policy, kind.name.lower(), *counts, format_size(s.bytes))
-    return table
-
-
-def _table(title: str, texts: tuple[str, ...], numbers: tuple[str, ...]) -> Table:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for name in texts:
-        table.add_column(name, no_wrap=True)
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
+            sheet.add(report.device.asked, report.policy, kind.name.lower(), *counts, format_size(s.bytes))
+    return sheet

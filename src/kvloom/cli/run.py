@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kvloom.cli import streams
+from kvloom.cli.warmup import ensure_compiled
 from kvloom.config import CacheConfig, format_size
 from kvloom.demo.result import grade_name, kind_rows
 from kvloom.engine.prompts import DocumentPrompts, read_document
 from kvloom.errors import CapacityError, InputError
-from kvloom.plan import Explanation
-from kvloom.types import Reason
+from kvloom.manager.ranges import TokenRange
+from kvloom.plan import Explanation, Limit
+from kvloom.types import Kind, Reason
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from kvloom.adapters.transformers import Engine
     from kvloom.types import Grade
 
 SMOLLM2 = "smollm2"
-_MEANING = {
-    Reason.EMPTY: "nothing is cached",
-    Reason.TOKENS: "no cached prefix goes on with these tokens",
-    Reason.LAST_TOKEN: "it is as long as it can be, the last prompt token is always recomputed",
-    Reason.NOT_KEPT: "the state there was never kept",
-    Reason.EVICTED: "dropped to make room",
-    Reason.CLEARED: "dropped on request",
-    Reason.QUARANTINED: "it failed a check",
-    Reason.GRADE: "its grade is below the floor",
-    Reason.STALE: "it changed between lookup and use",
-    Reason.ABI: "it was made with another layout",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +53,7 @@ def run_command(options: RunOptions) -> int:
     for question in options.questions:
         if not question.strip():
             raise InputError("a question is empty; write what you want to ask after --question")
-    console = Console(highlight=False, soft_wrap=True)
-    status = Console(stderr=True)
+    console, status = streams.screen(soft_wrap=True), streams.progress()
     with status.status(f"loading {escape(options.model)}"):
         model, tokenizer = load(options.model, options.dtype, options.on)
     prompts = DocumentPrompts.make(tokenizer, text)
@@ -71,6 +61,7 @@ def run_command(options: RunOptions) -> int:
 
     from kvloom.adapters.transformers import attach
 
+    ensure_compiled()
     settings = options.settings
     with attach(model, device=settings.device, block_size=settings.block_size, segment=options.segment) as engine:
         _check_fit(engine, max(len(ids) for _, ids in asked), options.max_new_tokens)
@@ -96,7 +87,7 @@ def run_command(options: RunOptions) -> int:
             for name, k in kind_rows(engine.manager.stats()).items()
         }
     if options.as_json:
-        print(json.dumps(report, indent=2, ensure_ascii=False))  # noqa: T201
+        streams.emit_json(report)
     return 0
 
 
@@ -113,21 +104,18 @@ def load(name: str, dtype: str | None, on: str | None) -> tuple[PreTrainedModel,
     import torch
 
     device = on or ("cuda" if torch.cuda.is_available() else "cpu")
+    from kvloom.verification.command import load_model, require_device
+
     if name.lower() == SMOLLM2:
         from kvloom.demo import smollm2
 
         if dtype not in (None, "float32"):
             raise InputError(f"dtype {dtype!r}: smollm2 runs in float32; leave --dtype out")
-        try:
-            torch.empty(0, device=device)
-        except (RuntimeError, AssertionError) as error:
-            raise InputError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from None
+        require_device(device)
         return smollm2.load_model().to(device), weights.tokenizer()
 
     from transformers import AutoTokenizer
     from transformers.utils import logging
-
-    from kvloom.verification.command import load_model
 
     logging.disable_progress_bar()  # stderr belongs to our own progress
     model = load_model(name, dtype=dtype, device=device)
@@ -203,6 +191,7 @@ def _answer(
         }
         if options.explain:
             report["explanation"] = explanation_json(found)
+            report["ranges"] = ranges_json(session.ranges())
         return report
 
 
@@ -226,6 +215,26 @@ def explanation_json(found: Explanation) -> dict[str, Any]:
     }
 
 
+def ranges_json(pieces: Sequence[TokenRange]) -> list[dict[str, Any]]:
+    """Tokens ``[begin, end)`` per group as JSON values; ``grade`` is null where nothing is held."""
+    found: list[dict[str, Any]] = []
+    for piece in pieces:
+        what = {
+            "group": piece.group,
+            "kind": piece.kind.name.lower(),
+            "begin": piece.start,
+            "end": piece.stop,
+            "form": piece.form.name.lower(),
+            "grade": grade_name(piece.grade),
+        }
+        last = found[-1] if found else None
+        if last is not None and {**last, "begin": piece.start, "end": piece.stop} == what:  # only their states differ
+            last["end"] = piece.stop
+        else:
+            found.append(what)
+    return found
+
+
 def _print_head(console: Console, report: dict[str, Any]) -> None:
     document = report["document"]
     console.print(
@@ -246,9 +255,13 @@ def _print_answer(console: Console, answer: dict[str, Any]) -> None:
     if "explanation" in answer:
         for limit in answer["explanation"]["limits"]:
             console.print(f"[dim]  {escape(_sentence(limit))}[/]")
+        for piece in answer["ranges"]:
+            grade = f", {piece['grade']}" if piece["grade"] else ""
+            where = f"{piece['kind']} ({piece['group']}), tokens {piece['begin']:,} to {piece['end']:,}"
+            console.print(f"[dim]  {escape(where)}: {piece['form']}{grade}[/]")
     console.print()
 
 
 def _sentence(limit: dict[str, Any]) -> str:
-    subject = f"{limit['kind']} ({limit['group']})" if limit["kind"] else "the hit"
-    return f"stopped at {limit['position']:,} in tier {limit['tier']}, {subject}: {_MEANING[Reason(limit['reason'])]}"
+    kind = Kind[limit["kind"].upper()] if limit["kind"] else None
+    return str(Limit(Reason(limit["reason"]), limit["position"], limit["tier"], kind, limit["group"]))

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
+from kvloom.cli.streams import say
 from kvloom.config import CacheConfig
+from kvloom.engine.files import read_text
 from kvloom.errors import ConfigError
 
 
@@ -19,21 +19,11 @@ def load_settings(path: Path | None, flags: Mapping[str, Any]) -> CacheConfig:
     Raises ConfigError that names the field and the fix.
     """
     settings = CacheConfig.load(
-        "" if path is None else _read(path),
+        "" if path is None else read_text(path, "config", error=ConfigError),
         environ=os.environ,
         flags=flags,
         source="settings" if path is None else str(path),
     )
-    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     for notice in settings.notices():
-        console.print(f"note: {notice}")
+        say(f"kvloom: note: {notice}")
     return settings
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"config {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"config {path}: not UTF-8 text") from None

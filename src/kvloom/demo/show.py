@@ -45,11 +45,11 @@ def run_demo(tell: Tell) -> DemoResult:
 
 
 def _warm_up(steps: Steps) -> None:
-    """Compile the metadata core before anything is timed: its first use on a machine takes a while."""
+    """Everything once before anything is timed: what is loaded or compiled on first use takes a while."""
     from kvloom.adapters.transformers import attach
     from kvloom.testing.families import random_model, tiny_config
 
-    steps.begin("compiling the metadata core (once per machine)", _LOAD)
+    steps.begin("warming up", _LOAD)
     model = random_model(tiny_config("olmo3"), seed=0)
     with attach(model, device="2MiB", block_size=16) as engine:
         for start in range(3):  # a miss, a hit, and what it takes to make room

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvloom.engine.files import read_text
 from kvloom.errors import InputError
 
 if TYPE_CHECKING:
@@ -68,15 +69,8 @@ def _template(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
 
 
 def read_document(path: Path) -> str:
-    """The text of a UTF-8 file.  Raises InputError when it is missing, a directory, binary, or empty."""
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"document {path}: {error.strerror or error}") from None
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise InputError(f"document {path}: not UTF-8 text (byte {error.start}); convert it to UTF-8 first") from None
+    """The text of a UTF-8 file.  Raises InputError when it is missing, a directory, binary, empty, or above 64 MiB."""
+    text = read_text(path, "document")
     if "\0" in text:
         raise InputError(f"document {path}: contains NUL bytes, so it is not a text file")
     if not text.strip():

@@ -29,10 +29,10 @@ def by_size(reports: list[RunReport]) -> str:
     """Block hit rate by size: policies, the optimum, no limit."""
     figure = _figure()
     runs = sorted(reports, key=lambda r: r.device_bytes)
-    sizes = list({r.device.asked: r for r in runs}.values())
-    labels = [r.device.asked for r in sizes]
+    sizes = list({r.device_label: r for r in runs}.values())
+    labels = [r.device_label for r in sizes]
     for n, policy in enumerate(dict.fromkeys(r.policy for r in runs)):
-        rates = {r.device.asked: r.block_hit_rate for r in runs if r.policy == policy}
+        rates = {r.device_label: r.block_hit_rate for r in runs if r.policy == policy}
         figure.add_bar(x=labels, y=[rates.get(label) for label in labels], name=policy, marker_color=_colour(n))
     marks = {"mode": "markers", "x": labels}
     best = [r.optimum_block_hit_rate for r in sizes]
@@ -76,7 +76,7 @@ def over_time(reports: list[RunReport]) -> str:
         figure.add_scatter(x=at + 1, y=rate, name=name, mode="lines", line=style)
 
     line(largest.unlimited_hits, "no limit", color=_UNLIMITED, dash="dot")
-    line(largest.optimum_hits, f"optimum, {largest.device.asked}", color=_OPTIMUM, width=1.2)
+    line(largest.optimum_hits, f"optimum, {largest.device_label}", color=_OPTIMUM, width=1.2)
     for n, report in enumerate(reports):
         line(report.outcome.block_hits, _label(report, reports), color=_colour(n), width=1.6)
     figure.update_yaxes(tickformat=".0%", rangemode="tozero", title="block hits")
@@ -150,7 +150,7 @@ def _windowed(hits: IntArray, of: IntArray, window: int) -> npt.NDArray[np.float
 
 def _label(report: RunReport, reports: list[RunReport]) -> str:
     several = len({r.policy for r in reports}) > 1
-    return f"{report.device.asked}, {report.policy}" if several else report.device.asked
+    return f"{report.device_label}, {report.policy}" if several else report.device_label
 
 
 def _colour(n: int) -> str:

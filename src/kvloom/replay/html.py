@@ -112,7 +112,7 @@ def _section(reports: list[RunReport]) -> str:
 
 
 def _label(report: RunReport) -> str:
-    return escape(f"device {report.device.asked}, {report.policy}")
+    return escape(f"device {report.device_label}, {report.policy}")
 
 
 def _cards(report: RunReport) -> str:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from kvloom.engine.files import refuse_device
 from kvloom.errors import InputError
 from kvloom.replay.trace import NO_SESSION, Trace, make_trace
 from kvloom.types import IntArray
@@ -25,6 +26,7 @@ LENGTHS_BLOCK = 128
 MOST_TOKENS = 1 << 27
 """A longer prompt or answer is taken for a mistake."""
 MOST_REFERENCES = 1 << 30
+_MOST_LINE = 64 << 20
 
 _COMMON = ("timestamp", "input_length", "output_length")
 _FIELDS = {
@@ -106,8 +108,14 @@ def _int64(values: list[int]) -> IntArray:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
+        refuse_device(path.stat(), str(path))
         with path.open(encoding="utf-8-sig") as file:
-            yield from enumerate(file, start=1)
+            at = 0
+            while line := file.readline(_MOST_LINE + 1):
+                at += 1
+                if len(line) > _MOST_LINE:
+                    raise InputError(f"{path}, line {at}: longer than {_MOST_LINE} characters; a line is one request")
+                yield at, line
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}; name a trace file") from None
     except UnicodeDecodeError:

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from kvloom.adapters.auto_config import auto_config
+from kvloom.config import format_size
 from kvloom.errors import ConfigError
 from kvloom.manager.manager import POLICIES
 from kvloom.replay.optimum import next_uses, optimum
@@ -53,6 +55,12 @@ class RunReport:
     outcome: Outcome
     optimum_hits: IntArray
     unlimited_hits: IntArray
+
+    @property
+    def device_label(self) -> str:
+        """What was asked for; a share with its bytes."""
+        asked = self.device.asked
+        return asked if self.device.share is None else f"{asked} ({format_size(self.device_bytes)})"
 
     @property
     def block_hit_rate(self) -> float:
@@ -189,7 +197,7 @@ def choose_policies(names: Sequence[str]) -> tuple[str, ...]:
 
 def load_spec(options: ReplayOptions, trace: Trace) -> ModelSpec:
     """The model, cut into blocks as the options or the trace say."""
-    return resolve(options.model, block_size=options.block or trace.block)
+    return resolve(options.model, block_size=options.block or trace.block, complete=auto_config)
 
 
 def replay(trace: Trace, options: ReplayOptions, say: Say = lambda _what, _done: None) -> list[RunReport]:

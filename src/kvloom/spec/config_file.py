@@ -7,17 +7,19 @@ from typing import Any
 
 from kvloom.errors import InputError
 
+MOST_BYTES = 64 << 20
+
 
 def read_config_file(path: str) -> dict[str, Any]:
     """The JSON object in ``path`` (a file, or a directory that holds ``config.json``).
 
     Raises:
-        InputError: nothing there, unreadable, not UTF-8, not JSON, or not a JSON object.
+        InputError: nothing there, unreadable, above 64 MiB, not UTF-8, not JSON, or not a JSON object.
     """
     file, text = _read(path)
     try:
         data = json.loads(text)
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # also a number of too many digits
         raise InputError(f"{file}: not valid JSON ({error})") from None
     except RecursionError:
         raise InputError(f"{file}: nested too deeply for a config") from None
@@ -45,5 +47,8 @@ def _read(path: str) -> tuple[str, str]:
 
 
 def _text(path: str) -> str:
-    with open(path, encoding="utf-8") as file:  # noqa: PTH123 - this layer does not import pathlib
-        return file.read()
+    with open(path, "rb") as file:  # noqa: PTH123 - this layer does not import pathlib
+        raw = file.read(MOST_BYTES + 1)
+    if len(raw) > MOST_BYTES:
+        raise ValueError(f"larger than {MOST_BYTES} bytes, which no config.json is; name the config.json of a model")
+    return raw.decode("utf-8")

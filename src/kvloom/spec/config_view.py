@@ -7,13 +7,14 @@ its defaults.  A dict or a file holds only what differs from the defaults of its
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvloom.errors import InputError, SpecError
 from kvloom.spec.config_file import read_config_file
 
 _MISSING = object()
+_MOST = 2**31 - 1
 _TEXT_CONFIG_NAMES = ("text_config", "decoder", "generator")
 
 
@@ -66,11 +67,13 @@ class ConfigView:
         return self.defaults.get(name, default) if value is _MISSING else value
 
     def integer(self, name: str) -> int:
-        """A value that must be a whole number >= 1; SpecError names it otherwise."""
+        """A value that must be a whole number from 1 to 2**31 - 1; SpecError names it otherwise."""
         value = self.get(name)
+        label = self.model_type or "this model"
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            label = self.model_type or "this model"
             raise SpecError(f"config of {label}: {name!r} must be a whole number >= 1, it is {value!r}")
+        if value > _MOST:
+            raise SpecError(f"config of {label}: {name!r} must be at most {_MOST}, it is {value}; correct the config")
         return value
 
     def layer(self, index: int) -> ConfigView:
@@ -106,17 +109,26 @@ class ConfigView:
             raise SpecError(f"config of {type(self.source).__name__}: {key} cannot be derived ({error})") from None
 
 
-def load_config(config: Any) -> ConfigView:
+ConfigLoader = Callable[[str], Any]
+"""(path of a ``config.json`` or its directory) -> a config object with all defaults, as transformers makes it."""
+
+
+def load_config(
+    config: Any, *, lacks: Callable[[ConfigView], object] | None = None, complete: ConfigLoader | None = None
+) -> ConfigView:
     """Read a config object, a dict, a ``config.json`` or a directory that holds one.
 
-    Returns a view of its text part.
+    Returns a view of its text part; of what ``complete`` makes of a path, if ``lacks`` finds that something is missing.
 
     Raises:
         InputError: no such file, not JSON, not a config.
         SpecError: an encoder-decoder or otherwise ambiguous model.
     """
     if isinstance(config, str) or hasattr(config, "__fspath__"):
-        config = read_config_file(config if isinstance(config, str) else config.__fspath__())
+        path = config if isinstance(config, str) else config.__fspath__()
+        config = read_config_file(path)
+        if complete is not None and lacks is not None and lacks(load_config(config)):
+            config = complete(path)
     if config is None or isinstance(config, (bytes, int, float, Sequence)):
         raise InputError(f"a model config must be a config object, a dict or a path, not {type(config).__name__}")
     view = ConfigView(config)

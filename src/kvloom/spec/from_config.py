@@ -9,13 +9,13 @@ from typing import Any
 
 from kvloom.errors import ConfigError, SpecError
 from kvloom.spec.attention import attention_groups, recurrent_groups
-from kvloom.spec.config_view import ConfigView, load_config
+from kvloom.spec.config_view import ConfigLoader, ConfigView, load_config
 from kvloom.spec.deepseek_v4 import transformers_format, v4_groups
 from kvloom.spec.families import Attention, Family
 from kvloom.spec.identity import identity_pairs
-from kvloom.spec.layers import layer_views, resolve_family
+from kvloom.spec.layers import layer_views, resolve_family, unstated
 from kvloom.spec.model_spec import GroupSpec, ModelSpec, round_up
-from kvloom.types import DTYPE_BYTES, Kind
+from kvloom.types import Kind
 
 MOST_BLOCK_TOKENS = 65_536
 """Largest block: an object of more tokens would hardly ever be shared."""
@@ -23,6 +23,9 @@ MOST_SEGMENT_TOKENS = 1 << 20
 """Largest segment: the index keeps the ids of every known one."""
 MOST_POSITIONS = 1 << 30
 """Longest span of tokens (window, ratio, snapshot interval) that the 32-bit numbers of the core hold."""
+_MOST_SLOT_BYTES = 1 << 40
+ACTIVATION_DTYPES = ("bfloat16", "float16", "float32", "float64")
+"""What models compute in; single tensors may be stored otherwise."""
 _GLOBAL_KINDS = (Kind.COMPRESSED, Kind.INDEXER)
 
 
@@ -35,6 +38,7 @@ def spec_from_config(
     snapshot_interval: int | None = None,
     name: str | None = None,
     tensor_dtypes: Mapping[str, str] | None = None,
+    complete: ConfigLoader | None = None,
 ) -> ModelSpec:
     """Describe the cached state of a model.
 
@@ -47,6 +51,8 @@ def spec_from_config(
             that the snapshots weigh no more than the KV of the tokens between them.
         name: by default the ``model_type``.
         tensor_dtypes: tensor name -> dtype, where a loaded model stores another dtype than ``from_pretrained`` would.
+        complete: reads a path whose config leaves out what is not known here, such as
+            :func:`kvloom.adapters.auto_config.auto_config`; without it such a config is an error.
 
     Raises:
         InputError: the config cannot be read.
@@ -54,11 +60,17 @@ def spec_from_config(
         SpecError: a layer type, state or geometry that is not understood; nothing is guessed.
     """
     check_block_size(block_size)
-    view, family = resolve_family(load_config(config))
+    view, family = resolve_family(load_config(config, lacks=unstated, complete=complete))
     dtype = activation_dtype(view, dtype)
     try:
         groups = _groups(view, family, dtype, block_size)
-    except (TypeError, ValueError, LookupError, AttributeError) as error:  # a value of a type nobody expects
+    except (
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+    ) as error:  # a value of a type nobody expects
         raise SpecError(f"config of {view.model_type or 'the model'} is malformed: {error}") from error
     groups = [_with_dtypes(group, tensor_dtypes or {}) for group in groups]
     label = name or view.model_type or "model"
@@ -98,6 +110,13 @@ def finish_spec(
     """Choose the segment and the snapshot interval and put the spec together."""
     _check_spans(name, groups)
     lcm = math.lcm(*(g.block_tokens for g in groups if not g.is_snapshot), 1)
+    for group in groups:
+        if group.slot_bytes > _MOST_SLOT_BYTES:
+            holds = f"a block of {group.block_tokens} tokens" if group.block_tokens else "a snapshot"
+            raise SpecError(
+                f"model {name!r}, group {group.name!r}: {holds} takes {group.slot_bytes} bytes, more than a terabyte; "
+                "correct the sizes in the config, or use a smaller block_size"
+            )
     if lcm > MOST_SEGMENT_TOKENS:
         raise ConfigError(
             f"block_size: {block_size} tokens make the LCM of all blocks {lcm} tokens, more than the "
@@ -153,8 +172,8 @@ def activation_dtype(view: ConfigView, dtype: str | None) -> str:
     for key in ("dtype", "torch_dtype"):
         value = value if value is not None else view.get(key)
     text = "float32" if value is None else str(value).removeprefix("torch.")
-    if text not in DTYPE_BYTES:
-        raise ConfigError(f"dtype: {text!r} is not known; use one of {', '.join(DTYPE_BYTES)}")
+    if text not in ACTIVATION_DTYPES:
+        raise ConfigError(f"dtype: {text!r} is not a dtype of activations; use one of {', '.join(ACTIVATION_DTYPES)}")
     return text
 
 
@@ -181,5 +200,6 @@ def _with_dtypes(group: GroupSpec, dtypes: Mapping[str, str]) -> GroupSpec:
 
 
 def _count(view: ConfigView, name: str) -> int:
+    """A limit; 0 where there is none, or one that no sequence of int32 ids can reach."""
     value = view.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else 0

@@ -71,14 +71,22 @@ def resolve_family(view: ConfigView) -> tuple[ConfigView, Family]:
     label = view.model_type or "(no model_type)"
     if view.model_type not in FAMILIES:
         _refuse_unknown_geometry(view, label)
-    if not family.defaults and not view.is_object:
-        missing = [name for name in _MUST_BE_STATED if not view.has(name)]
-        if missing:
-            raise SpecError(
-                f"the defaults of family {label} are not known, and its config leaves out {', '.join(missing)}; "
-                "pass transformers' config object, which has them"
-            )
+    missing = unstated(view)
+    if missing:
+        raise SpecError(
+            f"the defaults of family {label} are not known, and its config leaves out {', '.join(missing)}; "
+            "pass transformers' config object, which has them"
+        )
     return view, family
+
+
+def unstated(view: ConfigView) -> list[str]:
+    """What the config leaves out although the defaults of its family are not known here."""
+    family = FAMILIES.get(view.model_type) or Family(aliases=_USUAL_ALIASES)
+    if family.defaults or view.is_object:
+        return []
+    view = view.with_family(family.defaults, family.aliases)
+    return [name for name in _MUST_BE_STATED if not view.has(name)]
 
 
 def layer_views(view: ConfigView, family: Family) -> list[LayerView]:
@@ -144,7 +152,8 @@ def _check(layer: LayerView, family: Family) -> None:
         raise SpecError(f"{where}: layer type {layer.layer_type!r} is not understood; known: {sorted(KNOWN_TYPES)}")
     if layer.layer_type in RECURRENT and family.recurrent is None:
         raise SpecError(
-            f"{where}: layer type {layer.layer_type!r} keeps a recurrent state, and its shape is not known here"
+            f"{where}: layer type {layer.layer_type!r} keeps a recurrent state, and its shape is not known for this "
+            "family, which is therefore not supported"
         )
     if layer.layer_type in RECURRENT and layer.config.get("number_of_conv_states", 1) != 1:
         raise SpecError(f"{where}: layer type {layer.layer_type!r} keeps several convolution states; not understood")

@@ -14,6 +14,7 @@ from kvloom.spec.model_spec import ModelSpec, round_up
 
 PAGE_ALIGN = 4096
 LARGEST_FACTOR = 4
+_MOST_TRIED = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ class PageLayout:
 def search_page(slot_bytes: Sequence[int]) -> PageLayout:
     """The page size between the largest slot and four times it whose worst waste over the groups is least.
 
-    The smallest such page wins a tie.  Takes about 10 ms for the largest real slots (100 MB).
+    The smallest such page wins a tie.  Takes about 10 ms for the largest real slots (100 MB); of slots above 1 GiB
+    not every page size is tried.
 
     Args:
         slot_bytes: bytes of one slot of each group, each >= 1; at least one.
@@ -49,7 +51,9 @@ def search_page(slot_bytes: Sequence[int]) -> PageLayout:
         raise ValueError("every group needs a slot of at least one byte, and there must be a group")
     largest = int(slots.max())
     low = round_up(largest, PAGE_ALIGN)
-    pages = np.arange(low, max(largest * LARGEST_FACTOR, low) + 1, PAGE_ALIGN, dtype=np.int64)
+    high = max(largest * LARGEST_FACTOR, low)
+    step = PAGE_ALIGN * max(1, -(-(high - low) // (PAGE_ALIGN * _MOST_TRIED)))
+    pages = np.arange(low, high + 1, step, dtype=np.int64)
     worst = np.zeros(pages.size)
     for slot in np.unique(slots):
         np.maximum(worst, (pages % slot) / pages, out=worst)

@@ -10,11 +10,12 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from kvloom.errors import ConfigError, InputError
-from kvloom.spec.config_view import load_config
+from kvloom.spec.config_view import ConfigLoader, load_config
 from kvloom.spec.deepseek_v4 import V4Format, v4_groups
 from kvloom.spec.from_config import check_block_size, finish_spec, spec_from_config
 from kvloom.spec.identity import identity_pairs
@@ -166,17 +167,22 @@ def resolve(
     segment: int | None = None,
     dtype: str | None = None,
     snapshot_interval: int | None = None,
+    complete: ConfigLoader | None = None,
 ) -> ModelSpec:
     """The spec of a preset name, a directory with a ``config.json``, or such a file.
 
     A name that exists as a preset wins over a directory of the same name (``./name`` means the directory).
+    ``complete`` reads the configs of families that are not known here; see ``spec_from_config``.
     """
-    load: Callable[..., ModelSpec] = load_preset if model.lower() in PRESETS else spec_from_config
+    load: Callable[..., ModelSpec] = partial(spec_from_config, complete=complete)
+    is_preset = model.lower() in PRESETS
+    if is_preset:
+        load = load_preset
     try:
         return load(model, block_size=block_size, segment=segment, dtype=dtype, snapshot_interval=snapshot_interval)
     except InputError as error:
         looks_like_a_name = "/" not in model and not model.endswith(".json")
-        if load is spec_from_config and looks_like_a_name and "no such file" in str(error):
+        if not is_preset and looks_like_a_name and "no such file" in str(error):
             raise InputError(f"{model!r} is neither a preset nor a path; {_suggestion(model)}") from None
         raise
 

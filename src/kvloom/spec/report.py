@@ -1,15 +1,12 @@
-"""What ``kvloom spec`` prints: a JSON report of a model's cached state, and tables of it for people."""
+"""What ``kvloom spec`` prints as JSON: a report of a model's cached state."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
 from kvloom.errors import ConfigError
 from kvloom.spec.footprint import peak_slots
+from kvloom.spec.from_config import MOST_POSITIONS
 from kvloom.spec.model_spec import GroupSpec, ModelSpec
 from kvloom.spec.pages import PageLayout, spec_page
 from kvloom.types import Kind
@@ -60,46 +57,13 @@ def spec_report(spec: ModelSpec, context: int | None = None) -> dict[str, Any]:
     }
 
 
-def spec_table(report: dict[str, Any]) -> RenderableType:
-    """The report as tables for a terminal."""
-    context = f"{report['context']:,}"
-    title = f"{report['model']}  ({report['format']} format)"
-    kinds = _table(title, "kind", "layers", "bytes/token", f"bytes at {context} tokens", "share")
-    total = max(report["bytes_per_request"], 1)
-    for name, row in report["kinds"].items():
-        per_token = f"{row['bytes_per_token']:,}" if row["bytes_per_token"] else "–"
-        size = row["bytes_per_request"]
-        kinds.add_row(name, str(row["layers"]), per_token, _size(size), f"{size / total:.1%}")
-    kinds.add_section()
-    kinds.add_row("total", "", "", _size(report["bytes_per_request"]), "", style="bold")
-    groups = _table(
-        "KV cache groups", "group", "kind", "layers", "holds", "slot", "padding", "slots/page", "page waste"
-    )
-    for row in report["groups"]:
-        groups.add_row(
-            row["name"],
-            row["kind"],
-            str(row["layers"]),
-            _holds(row),
-            _size(row["slot_bytes"]),
-            f"{row['padding']:.1%}",
-            f"{row['slots_per_page']:,}",
-            f"{row['page_waste']:.1%}",
-        )
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(style="dim")
-    facts.add_column()
-    for label, value in _facts(report):
-        facts.add_row(label, value)
-    notes = [Text(f"• {note}", style="dim") for note in report["notes"]]
-    return Group(kinds, Text(), groups, Text(), facts, *notes)
-
-
 def _context(spec: ModelSpec, context: int | None) -> int:
     if context is None:
         return min(DEFAULT_CONTEXT, spec.max_positions or DEFAULT_CONTEXT)
     if context < 1:
         raise ConfigError(f"context: must be at least 1 token, not {context}")
+    if context > MOST_POSITIONS:
+        raise ConfigError(f"context: at most {MOST_POSITIONS} tokens are counted, not {context}; use a smaller one")
     return context
 
 
@@ -155,47 +119,6 @@ def _notes(spec: ModelSpec, context: int) -> list[str]:
     if any(spec.of_kind(Kind.TAIL)):
         notes.append("pending tail rows are held only between multiples of their ratio; the overlap always")
     return notes
-
-
-def _facts(report: dict[str, Any]) -> list[tuple[str, str]]:
-    page = report["page"]
-    return [
-        ("global bytes per token", f"{report['global_bytes_per_token']:,}"),
-        ("window bytes per request", f"{report['window_bytes']:,}"),
-        ("exact window replay", f"{report['exact_replay_tokens']:,} tokens"),
-        ("LCM / segment", f"{report['lcm_tokens']:,} / {report['segment_tokens']:,} tokens"),
-        ("page", f"{_size(page['bytes'])}, worst waste {page['worst_waste']:.1%}"),
-        ("slots of one request at its peak", _size(report["slot_bytes_per_request"])),
-    ]
-
-
-def _holds(row: dict[str, Any]) -> str:
-    if not row["block_tokens"]:
-        return "snapshot"
-    span = f"{row['block_tokens']:,} tokens"
-    if row["ratio"] > 1:
-        span += f" = {row['block_entries']:,} × {row['ratio']}"
-    if row["window"]:
-        span += f", {'chunk' if row['chunked'] else 'window'} {row['window']:,}"
-    return span
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
-    text_columns = ("kind", "group", "holds")
-    for column in columns:
-        table.add_column(column, justify="left" if column in text_columns else "right")
-    return table
-
-
-def _size(count: int) -> str:
-    """Bytes in the unit that people read (binary)."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            break
-        value /= 1024
-    return f"{count} B" if unit == "B" else f"{value:,.2f} {unit}"
 
 
 def _plain(value: float) -> float | int:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvloom.config import format_size
+from kvloom.engine.files import require_file
 from kvloom.errors import CapacityError, InputError, MissingExtraError, SpecError, UnsupportedError
 from kvloom.verification.report import EXIT_INTERNAL, Report, Verdict
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PreTrainedConfig, PreTrainedModel
 
 DTYPES = ("float32", "bfloat16", "float16")
-_NOT_OUR_FAULT = (CapacityError, InputError, MissingExtraError, SpecError, UnsupportedError)
-"""What input can cause; any other exception, also another of kvloom's own, is an internal error."""
+MOST_SEED = 2**32 - 1
+Write = Callable[[str], object]
+
+
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(line + "\n")
 
 
 def verify_command(
@@ -31,7 +38,8 @@ def verify_command(
     block_size: int = 128,
     device: str = "cpu",
     as_json: bool = False,
-    write: Callable[[str], object] = print,
+    write: Write = print,
+    tell: Write = _to_stderr,
 ) -> int:
     """Verify a model directory, or a ``config.json`` (or its directory) with random weights, and print the report.
 
@@ -39,36 +47,83 @@ def verify_command(
         source: directory with weights, or a ``config.json``, or a directory that holds one (with ``random_init``).
         random_init: use seeded random weights instead of the saved ones.
         tokens: length of the base prompt; by default enough for four segments and two windows.
-        seed: draws the token ids, and the weights with ``random_init``.
+        seed: draws the token ids, and the weights with ``random_init``; 0 to 2**32 - 1.
         segment: tokens per segment; by default the smallest multiple of the LCM that is >= ``block_size``.
         block_size: tokens per block.
         dtype: one of ``DTYPES``; by default the config's, else float32.
         device: torch device to run on.
         as_json: print one JSON object instead of text.
         write: receives the text to print.
+        tell: receives notes, and one line about an error.
 
     Returns:
         0 exact, 1 differs, 2 unsupported or bad input (the reason says which), 70 internal error.
     """
     report = Report(model=source, dtype=dtype or "", tokens=tokens or 0, seed=seed)
-    code = None
+    notes: list[str] = []
     try:
+        if not 0 <= seed <= MOST_SEED:
+            raise InputError(f"seed: must be a whole number from 0 to {MOST_SEED}, not {seed}")
         # Imported here: a missing extra must become exit code 2 and not a traceback.
         from kvloom.verification.verify import verify_model
 
         model = load_model(source, random_init=random_init, dtype=dtype, seed=seed, device=device)
+        if random_init:
+            notes += left_out(source)
+        for note in notes:
+            tell(f"note: {note}")
         report = verify_model(model, tokens=tokens, seed=seed, segment=segment, block_size=block_size, name=source)
-    except _NOT_OUR_FAULT as error:
+    except (SpecError, UnsupportedError) as error:
         report.verdict, report.reason = Verdict.UNSUPPORTED, str(error)
+    except (CapacityError, InputError, MissingExtraError) as error:
+        return refuse(report, type(error).__name__, str(error), as_json=as_json, write=write, tell=tell)
+    except MemoryError as error:
+        reason = f"this machine has not enough memory ({str(error) or 'out of memory'}); use fewer --tokens"
+        return refuse(report, "MemoryError", reason, as_json=as_json, write=write, tell=tell)
     except ModuleNotFoundError as error:
-        report.verdict = Verdict.UNSUPPORTED
-        report.reason = f"verify-model needs {error.name}; run: pip install 'kvloom[transformers]'"
+        reason = f"verify-model needs {error.name}; run: pip install 'kvloom[transformers]'"
+        return refuse(report, "MissingExtraError", reason, as_json=as_json, write=write, tell=tell)
     except Exception as error:  # the last line of defence of a command: report it, never a verdict
         traceback.print_exc(file=sys.stderr)
-        code = EXIT_INTERNAL
-        report.verdict, report.reason = Verdict.UNSUPPORTED, f"internal error: {type(error).__name__}: {error}"
-    write(json.dumps(report.to_json(), indent=2) if as_json else report.to_text())
-    return report.exit_code if code is None else code
+        reason = f"internal error: {type(error).__name__}: {error}"
+        kind, code = type(error).__name__, EXIT_INTERNAL
+        return refuse(report, kind, reason, as_json=as_json, write=write, tell=tell, code=code)
+    if as_json:
+        write(json.dumps({**report.to_json(), "notes": notes}, indent=2))
+    else:
+        write(report.to_text() if report.attention else f"{report.verdict.value}: {report.reason}")
+    return report.exit_code
+
+
+def refuse(
+    report: Report, kind: str, reason: str, *, as_json: bool, write: Write, tell: Write, code: int | None = None
+) -> int:
+    """Say that nothing was verified: one line, and with ``as_json`` a report whose verdict is ``unsupported``.
+
+    ``kind``: the type of the error.  Returns ``code``, by default that of the verdict.
+    """
+    report.verdict, report.reason = Verdict.UNSUPPORTED, " ".join(reason.split())
+    code = report.exit_code if code is None else code
+    tell(f"error: {report.reason}")
+    if as_json:
+        error = {"type": kind, "message": report.reason, "exit_code": code}
+        write(json.dumps({**report.to_json(), "notes": [], "error": error}, indent=2))
+    return code
+
+
+def left_out(source: str) -> list[str]:
+    """What random weights do not take over from the config of ``source``."""
+    from kvloom.spec.config_view import load_config
+
+    values = load_config(source).given("quantization_config")
+    if not isinstance(values, dict):
+        return []
+    method = str(values.get("quant_method") or "unnamed")
+    note = (
+        f"quantization_config ({method}) of the config is left out: random weights are not quantized, so this says "
+        "nothing about quantized weights or state"
+    )
+    return [note]
 
 
 def load_model(
@@ -78,23 +133,31 @@ def load_model(
     import torch
     from transformers import AutoModelForCausalLM
 
+    from kvloom.adapters.auto_config import auto_config
     from kvloom.spec.config_view import load_config
     from kvloom.spec.from_config import activation_dtype, spec_from_config
+    from kvloom.spec.presets import PRESETS
     from kvloom.testing.families import random_model
 
     path = Path(source)
+    require_file(source)
     if not path.exists():
+        if source.lower() in PRESETS:
+            raise InputError(f"{source}: a preset has no weights to run; give a model directory or a config.json")
         raise InputError(f"{source}: no such file or directory; give a model directory or a config.json")
     if dtype is not None and dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     name = activation_dtype(load_config(source), dtype)
-    spec_from_config(source, dtype=name)  # its errors name the layer; transformers' would come later and say less
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {device!r} cannot be used: {_first_line(error)}") from error
+    # Its errors name the layer; transformers' would come later and say less.
+    spec_from_config(source, dtype=name, complete=auto_config)
+    require_device(device)
     if random_init:
-        return random_model(text_config(path), seed, name).to(device)
+        config = text_config(path)
+        _require_memory(source, config, name)
+        try:
+            return random_model(config, seed, name).to(device)
+        except Exception as error:  # transformers raises whatever its parts raise
+            raise InputError(f"{source}: transformers cannot make a model of it: {_first_line(error)}") from error
     if not path.is_dir():
         raise InputError(f"{source}: a config without weights; give a model directory, or --random-init")
     try:
@@ -106,7 +169,36 @@ def load_model(
     return model.eval().to(device)
 
 
-def text_config(path: Path) -> object:
+def require_device(device: str) -> None:
+    """InputError unless torch can compute on ``device``."""
+    import torch
+
+    try:
+        torch.ones(1, device=device).sum().item()  # the meta device has tensors, but no values
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {device!r} cannot be used: {_first_line(error)}") from error
+
+
+def _require_memory(source: str, config: PreTrainedConfig, dtype: str) -> None:
+    """InputError when random weights would be larger than the memory of the machine."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    except Exception:  # what is wrong is said when the model is made
+        return
+    needed = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > there:
+        raise InputError(
+            f"{source}: random weights of this model take {format_size(needed)}, and this machine has "
+            f"{format_size(there)} of memory; use a config with fewer or smaller layers"
+        )
+
+
+def text_config(path: Path) -> PreTrainedConfig:
     """Config object of the language model in a ``config.json``, or in a directory that holds one."""
     from transformers import AutoConfig
 
@@ -116,7 +208,8 @@ def text_config(path: Path) -> object:
         config = AutoConfig.from_pretrained(file, local_files_only=True)
     except Exception as error:  # transformers raises whatever its validators raise
         raise InputError(f"{file}: transformers cannot read the config: {_first_line(error)}") from error
-    return config.get_text_config(decoder=True)
+    text: PreTrainedConfig = config.get_text_config(decoder=True)
+    return text
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from kvloom.adapters.transformers.layers import refuse
 from kvloom.adapters.transformers.runner import Runner
 from kvloom.errors import InputError
 from kvloom.manager.inputs import whole_number
+from kvloom.manager.ranges import TokenRange
 from kvloom.manager.sequence import CachedSequence
 from kvloom.plan import Explanation
 from kvloom.types import Grade, Int32Array
@@ -71,6 +72,13 @@ class Session:
     def explanation(self) -> Explanation:
         """What the lookup found, and what stopped it."""
         return self.sequence.explanation
+
+    def ranges(self) -> tuple[TokenRange, ...]:
+        """Form, grade and life-cycle state of the computed tokens, as ranges per group.
+
+        Raises SequenceError once closed or broken.
+        """
+        return self.sequence.ranges()
 
     @property
     def closed(self) -> bool:
