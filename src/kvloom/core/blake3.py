@@ -247,29 +247,27 @@ def hash_chunks(
                 out[item, first + chunk, j] = lanes[16 * j + t]
 
 
-def hash_items(key: AnyArray, flags: int, words: AnyArray, items: int, stride: int, length: int) -> AnyArray:
-    """Digests of ``items`` messages of ``length`` bytes each, ``stride`` words apart in ``words``.
+def hash_items(key: AnyArray, flags: int, words: AnyArray, stride: int, length: int, digests: AnyArray) -> AnyArray:
+    """Digests of messages of ``length`` bytes each, ``stride`` words apart in ``words``.
 
     Args:
         key: uint32 [8]: the key of KEYED_HASH and DERIVE_KEY_MATERIAL, else ``IV``.
         flags: 0, KEYED_HASH, DERIVE_KEY_CONTEXT or DERIVE_KEY_MATERIAL.
         words: uint32, contiguous, little-endian; the bytes after ``length`` in an item's last word must be 0.
-
-    Returns uint32 [items, 8].
+        digests: uint32 [items, 8], contiguous; filled, and returned.
     """
+    items = len(digests)
     whole, rest = divmod(length, 4 * CHUNK_WORDS)
-    chunks = max(1, whole + (rest > 0))
-    out = np.empty((items, chunks, 8), dtype=np.uint32)
+    count = max(1, whole + (rest > 0))
+    chunks = digests.reshape(items, 1, 8) if count == 1 else np.empty((items, count, 8), dtype=np.uint32)
+    root = ROOT if count == 1 else 0
     lanes, starts = np.empty(656, dtype=np.uint32), np.empty(LANES, dtype=np.uint64)
-    flags_here = flags | ROOT if chunks == 1 else flags
     if whole:
         shape = np.array([items, stride, 0, whole, 4 * CHUNK_WORDS, 0])
-        hash_chunks(key, flags_here, words, shape, out, lanes, starts)
+        hash_chunks(key, flags | root, words, shape, chunks, lanes, starts)
     if rest or not whole:
         shape = np.array([items, stride, whole * CHUNK_WORDS, 1, rest, whole])
-        hash_chunks(key, flags_here, words, shape, out, lanes, starts)
-    if chunks == 1:
-        return out[:, 0]
-    digests = np.empty((items, 8), dtype=np.uint32)
-    merge_chunks(key, flags, out, digests, lanes[:16])
+        hash_chunks(key, flags | root, words, shape, chunks, lanes, starts)
+    if count > 1:
+        merge_chunks(key, flags, chunks, digests, lanes[:16])
     return digests

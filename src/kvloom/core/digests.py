@@ -55,7 +55,7 @@ def derive_key(context: str, material: bytes) -> bytes:
 
 
 def _one(key: AnyArray, flags: int, data: bytes) -> bytes:
-    return _bytes(hash_items(key, flags, _words(data), 1, 0, len(data))).tobytes()
+    return _bytes(hash_items(key, flags, _words(data), 0, len(data), np.empty((1, 8), dtype=np.uint32))).tobytes()
 
 
 def _bytes(digests: AnyArray) -> npt.NDArray[np.uint8]:
@@ -108,8 +108,8 @@ def prefix_digests(
     whole, rest = divmod(len(words), segment)
     digests = np.empty((whole + (rest > 0), 8), dtype=np.uint32)
     if whole:
-        digests[:whole] = hash_items(keys.leaf, KEYED_HASH, words, whole, segment, 4 * segment)
+        hash_items(keys.leaf, KEYED_HASH, words, segment, 4 * segment, digests[:whole])
     if rest:
-        digests[whole:] = hash_items(keys.leaf, KEYED_HASH, words[whole * segment :], 1, 0, 4 * rest)
+        hash_items(keys.leaf, KEYED_HASH, words[whole * segment :], 0, 4 * rest, digests[whole:])
     chain(keys.link, _words(keys.root if after is None else after), digests, np.empty(16, dtype=np.uint32))
     return _bytes(digests)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from kvloom.core import cuckoo as steps
 from kvloom.errors import InputError, TableFullError
-from kvloom.page_tables import _cuckoo as steps
 from kvloom.types import AnyArray
 
 MAX_PERCENT = 95
