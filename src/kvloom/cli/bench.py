@@ -54,6 +54,40 @@ def fragmentation(
     return 0
 
 
+@bench.command()
+@guarded
+def tables(
+    entries: Annotated[int, typer.Option(min=10_000, help="Largest cuckoo table.")] = 10_000_000,
+    device: Annotated[str, typer.Option(help="Device tier whose metadata is added up.")] = "64GiB",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+    ] = False,
+) -> int:
+    """Digests of prefixes, the table from digests to places, and metadata bytes per KV byte for every preset."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from kvloom.bench.tables import run_all
+    from kvloom.cli.bench_tables import sheets
+    from kvloom.config import parse_size
+
+    device_bytes = parse_size(device)
+    ensure_compiled()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=streams.progress(), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("warming up")
+        result = run_all(
+            lambda what, done, of: progress.update(task, description=what, completed=done, total=of),
+            most_entries=entries,
+            device_bytes=device_bytes,
+        )
+    if as_json:
+        streams.emit_json(result.to_json())
+    else:
+        for sheet in sheets(result):
+            streams.screen().print(sheet)
+    return 0
+
+
 def _table(rows: list[Row]) -> Sheet:
     from kvloom.cli.tables import Sheet
     from kvloom.config import format_size
