@@ -34,7 +34,7 @@ from kvloom.core.fields import (
     SLOT_BASE,
     STATE,
 )
-from kvloom.core.geometry import fits, plan_geometry, smallest_arena
+from kvloom.core.geometry import fits, plan_geometry, smallest_arena, split_note
 from kvloom.core.handle import make_handle
 from kvloom.core.integrity import check_books
 from kvloom.core.lifecycle import QUARANTINED
@@ -379,7 +379,7 @@ class Manager:
         return peak_bytes(self.spec, whole_number(tokens, "tokens"), self.spec.segment_tokens)
 
     def tier_needed(self, tokens: int) -> int:
-        """Bytes of a device tier, to within 1 %, that holds a request of ``tokens`` tokens; the cap when it fits."""
+        """Bytes from which on a device tier holds a request of ``tokens`` tokens; the cap when it fits."""
         tokens = whole_number(tokens, "tokens")
         return self.cap if fits(self.spec, self.geometry, tokens) else smallest_arena(self.spec, tokens)
 
@@ -412,7 +412,7 @@ class Manager:
             raise CapacityError(
                 f"a prompt of {tokens} tokens can never fit into the device tier of {self.cap} bytes; its state takes "
                 f"{self.peak_bytes(tokens)} bytes at its peak, which needs a tier of {needed} bytes: make it that "
-                "large, or the prompt shorter",
+                f"large, or the prompt shorter{split_note(self.spec, self.geometry)}",
                 needed=needed,
                 cap=self.cap,
                 in_use=self.in_use(),
@@ -427,7 +427,7 @@ class Manager:
         return CapacityError(
             f"no room to {doing}: group {self.spec.groups[group].name!r} has no free slot and {in_use} of {self.cap} "
             f"bytes are held by {len(self._running)} running sequences; {tokens} tokens need {needed} bytes; close a "
-            "sequence or make the device tier larger",
+            f"sequence or make the device tier larger{split_note(self.spec, self.geometry)}",
             needed=needed,
             cap=self.cap,
             in_use=in_use,
