@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,8 @@ from kvloom.cli.failures import guarded
 from kvloom.cli.warmup import ensure_compiled
 
 if TYPE_CHECKING:
+    from kvloom.bench.core.rows import Row as CoreRow
+    from kvloom.bench.core.sides import Side
     from kvloom.bench.fragmentation import Row
     from kvloom.cli.tables import Sheet
 
@@ -54,6 +57,95 @@ def fragmentation(
     return 0
 
 
+@bench.command()
+@guarded
+def core(
+    config: Annotated[
+        str, typer.Option(help="full, gptoss, gemma3, dsv4: which, with commas between (default: all).")
+    ] = "",
+    case: Annotated[
+        str,
+        typer.Option(
+            help="cold, hit50, hit100, chunked, decode256, free, evict, adversarial, lists, digests (default: all)."
+        ),
+    ] = "",
+    tokens: Annotated[str, typer.Option(help="Prompt lengths (default: 8192,32768,131072).")] = "",
+    objects: Annotated[int, typer.Option(help="Objects in the index before anything is measured.", min=1)] = 1_000_000,
+    evict_objects: Annotated[
+        str,
+        typer.Option(help="Index sizes for eviction and lookup (default: 10000,100000,1000000; 10000000 takes 6 GB)."),
+    ] = "",
+    repeats: Annotated[int, typer.Option(help="Turns of every side.", min=5)] = 5,
+    segment: Annotated[
+        int | None, typer.Option(help="Tokens per segment (default: the largest block, as finely as it can be cut).")
+    ] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help="vllm=PYTHON or sglang=PYTHON: measure beside it; the Python of its own environment."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the JSON object to this file too.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+    ] = False,
+) -> int:
+    """What the metadata work of a request costs: lookup, lease, allocation, commit, eviction; alone or beside peers."""
+    from kvloom.bench.core.report import report, write
+    from kvloom.bench.core.run import CASES, EVICT_OBJECTS, TOKENS, Settings, run_all
+    from kvloom.bench.core.scenario import CONFIGS
+    from kvloom.bench.core.sides import Local, Peer, PeerName
+
+    settings = Settings(
+        _names(config, "config", CONFIGS),
+        _names(case, "case", CASES),
+        _numbers(tokens, "tokens", TOKENS),
+        objects,
+        _numbers(evict_objects, "evict-objects", EVICT_OBJECTS),
+        repeats,
+    )
+    peers = [PeerName.parse(text) for text in peer or []]
+    sides: list[Side] = [Local(segment)]
+    ensure_compiled()
+    try:
+        sides += [Peer(name) for name in peers]
+        versions = {side.name: side.version() for side in sides}
+        with streams.progress().status("") as spinner:
+            rows = list(run_all(settings, sides, spinner.update))
+        result = report(settings, sides, versions, rows)
+    finally:
+        for side in sides:
+            side.close()
+    if output is not None:
+        write(output, result)
+    if as_json:
+        streams.emit_json(result)
+    else:
+        streams.screen().print(_core_table(rows))
+    return 0
+
+
+def _names(text: str, option: str, known: Iterable[str]) -> tuple[str, ...]:
+    """The names of a list with commas, all of them when it is empty."""
+    from kvloom.errors import ConfigError
+
+    asked = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in asked:
+        if name not in known:
+            raise ConfigError(f"--{option} {name!r} is not known; use one of: {', '.join(known)}")
+    return asked or tuple(known)
+
+
+def _numbers(text: str, option: str, default: tuple[int, ...]) -> tuple[int, ...]:
+    from kvloom.errors import ConfigError
+
+    try:
+        asked = tuple(int(part.replace("_", "")) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ConfigError(f"--{option} {text!r} is not a list of whole numbers, such as 8192,131072") from None
+    if any(number < 1024 for number in asked):
+        raise ConfigError(f"--{option} {text!r}: use at least 1024")
+    return asked or default
+
+
 def _table(rows: list[Row]) -> Sheet:
     from kvloom.cli.tables import Sheet
     from kvloom.config import format_size
@@ -67,4 +159,21 @@ def _table(rows: list[Row]) -> Sheet:
         sizes = format_size(row.peak_reserved_bytes), format_size(row.copied_bytes)
         times = f"{row.append_us_p50:,.1f}", f"{row.append_us_p99:,.1f}"
         sheet.add(row.case, row.allocator, f"{row.used:.1%}", *sizes, *times)
+    return sheet
+
+
+def _core_table(rows: list[CoreRow]) -> Sheet:
+    from kvloom.cli.tables import Sheet
+
+    peers = any(row.peer for row in rows)
+    numbers = ("tokens", "kvloom", "p10-p90", *(("beside", "µs", "ratio") if peers else ()))
+    sheet = Sheet("Metadata work, µs of CPU time", ("config", "case"), numbers)
+    for row in rows:
+        case = f"{row.case}: {row.detail}" if row.detail else row.case
+        spread = f"{row.ours.spread[0]:,.0f}-{row.ours.spread[1]:,.0f}" if row.ours else ""
+        cells = [row.config, case, f"{row.tokens:,}", f"{row.ours.us:,.1f}" if row.ours else "-", spread]
+        if peers:
+            ratio = f"{row.ratio:,.1f}x" if row.ratio is not None else ""
+            cells += [row.peer or "", f"{row.theirs.us:,.1f}" if row.theirs else "", ratio]
+        sheet.add(*cells)
     return sheet
