@@ -158,9 +158,12 @@ class ManagerDriver:
     # ---------------------------------------------------------------- the rest
 
     def clear(self, blocks: Sequence[int]) -> None:
-        """``Manager.evict`` of the blocks' bytes."""
+        """``Manager.evict`` of the blocks' bytes, as far as they are not free."""
         needed = sum(n * size for n, size in zip(blocks, self._sizes, strict=True))
-        self._made.evict(needed + needed // 4 if self._uneven else needed)
+        needed += needed // 4 if self._uneven else 0
+        lacking = needed - (self._made.cap - self._made.stats().used)
+        if lacking > 0:
+            self._made.evict(lacking)
 
     def evict(self, objects: int) -> Served:
         """``Manager.evict`` of so many objects' bytes."""

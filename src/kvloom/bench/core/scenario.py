@@ -24,6 +24,8 @@ segments become complete, each time about as many."""
 EVICTED = 512
 SHORTEST = 128
 FIRST_ID, LAST_ID = 1000, 150_000
+_ADDED = {"cold": 1.0, "chunked": 1.0, "hit50": 0.6, "hit100": 0.1}
+"""Part of a prompt that a request adds to the index; a turn begins with room for all of its requests."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ class Plan:
 
     def blocks(self) -> tuple[int, ...]:
         """Blocks of each group that the pool has beyond ``objects``: what runs at a time, and the prompts by turns."""
-        tokens = 2 * self.row + 2 * self.rotation * sum(self.lengths) + self.batch_tokens
+        tokens = 5 * self.row + 2 * self.rotation * sum(self.lengths) + self.batch_tokens
         return blocks_of(self.config, tokens)
 
     @property
@@ -141,7 +143,7 @@ class Driver(Protocol):
         """Free the batch."""
 
     def clear(self, blocks: Sequence[int]) -> None:
-        """Evict so many blocks of each group, or what lacks of them; nothing else is touched."""
+        """Evict until so many blocks of each group are free."""
 
     def evict(self, objects: int) -> Served:
         """Evict so many objects."""
@@ -188,6 +190,8 @@ class World:
         if self._job != (case, tokens, detail):
             self._job = case, tokens, detail
             self._prepare(case, tokens, detail)
+        if case in _ADDED:
+            self._clear(int(count * tokens * _ADDED[case]))
         return [self._one(case, tokens, detail) for _ in range(count)]
 
     def close(self) -> None:
@@ -216,15 +220,11 @@ class World:
         if case == "hit50":
             head = self._half[tokens][self._turn % self.plan.rotation][:-1]
             prompt = driver.keep(np.concatenate([head, self.draw(tokens - len(head))]))
-            self._clear(tokens - len(head))
             return self._expect(driver.serve(prompt, 0), len(head) // driver.granule * driver.granule, case)
-        prompt = driver.keep(self.draw(tokens))
-        if case != "evict":
-            self._clear(tokens)
-        return self._expect(driver.serve(prompt, CHUNK if case == "chunked" else 0), 0, case)
+        return self._expect(driver.serve(driver.keep(self.draw(tokens)), CHUNK if case == "chunked" else 0), 0, case)
 
     def _clear(self, tokens: int) -> None:
-        """Room for as many tokens as the next request adds."""
+        """Room for so many tokens that requests will add."""
         self.driver.clear(blocks_of(self.plan.config, tokens))
 
     def _evict(self) -> Served:
@@ -254,17 +254,21 @@ class World:
             for _ in range((plan.objects - before) // each - 1):
                 self._serve(self.draw(plan.fill))
             before = self.driver.cached()
-        before = -1 if plan.full else before
+        if plan.full:
+            self._brim()
+
+    def _brim(self) -> None:
+        """Until the index grows no more."""
+        before = -1
         while (now := self.driver.cached()) > before:
             before = now
             for _ in range(64):
-                self._serve(self.draw(plan.fill))
+                self._serve(self.draw(self.plan.fill))
 
     def _refresh(self, tokens: int) -> None:
-        """The prompts of one length are the latest used, and what a hit computes has room."""
+        """The prompts of one length are the latest used."""
         for ids in self._half.get(tokens, []) + self._whole.get(tokens, []):
             self._serve(ids)
-        self._clear(CHUNK)
 
     def _prepare(self, case: str, tokens: int, detail: str) -> None:
         driver = self.driver
@@ -282,6 +286,8 @@ class World:
             driver.forget_windows()
         elif detail.startswith("two windows"):
             driver.disagree(self._whole[tokens][0])
+        elif detail.startswith("pool full"):
+            self._brim()
         elif case.startswith("hit"):
             self._refresh(tokens)
 

@@ -187,7 +187,7 @@ class Vllm:
     # ---------------------------------------------------------------- the rest
 
     def clear(self, blocks: Any) -> None:
-        """The blocks that are next in turn lose what they hold."""
+        """The blocks that are next in turn hold nothing."""
         chosen, block = set(), self._pool.free_block_queue.fake_free_list_head.next_free_block
         for _ in range(sum(blocks)):
             if block is None or block.block_id < 0:
