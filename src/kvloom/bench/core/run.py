@@ -22,8 +22,8 @@ PEER_PATH = 1024
 """The longest path that peers are asked for: building one takes them time that is quadratic in its nodes."""
 _SIMPLE = ("full", "gptoss")
 _FILL = {"dsv4": 272}
-"""Tokens of the prompts that fill an index, where 2,048 would leave few objects: one segment and a rest, since some keep
-windows only where a prompt can be resumed."""
+"""Tokens of the prompts that fill an index, where 2,048 would leave few objects: one segment and a rest, because
+some sides keep windows only where a prompt can be resumed."""
 
 Say = Callable[[str], None]
 
