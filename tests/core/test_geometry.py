@@ -164,3 +164,16 @@ def test_too_little_room_says_where_fixed_shares_end() -> None:
     with pytest.raises(CapacityError) as refused:
         moving.open(np.zeros(20_000, dtype=np.int32))
     assert "fixed" not in str(refused.value)
+
+
+def test_an_arena_of_many_millions_of_slots() -> None:
+    """The bitmap of free slots has five levels here; nothing of this is touched."""
+    spec = load_preset("deepseek-v4-flash", block_size=16)
+    manager = Manager(spec, [Device("600GiB")], max_sequences=1)
+    assert len(manager.arrays.slot) > 64**4
+    sequence = manager.open(np.arange(40, dtype=np.int32))
+    manager.complete(sequence.restore)
+    manager.complete(sequence.append(np.arange(40, dtype=np.int32)))
+    manager.complete(sequence.commit())
+    sequence.check()
+    sequence.close()

@@ -30,4 +30,4 @@ class Arrays(NamedTuple):
     reached: AnyArray  # int64 [N] scratch: pass << 32 | anchors that can go
     page_stamp: AnyArray  # int64 [P] clock at which the page could last be emptied
     counters: AnyArray  # int64 [G, 6]
-    scalars: AnyArray  # int64 [20]
+    scalars: AnyArray  # int64 [24]

@@ -141,12 +141,18 @@ def step_rows(
 
 @jit
 def close_row(h: AnyArray, q: int, whole: bool) -> None:
-    """Release everything that row ``q`` holds; ``whole``: its state can be trusted.  The clock ticks first."""
+    """Release everything that row ``q`` holds; ``whole``: its state can be trusted.  The clock ticks first.
+
+    A row that was closed already is left alone.
+    """
     a, r = arrays_of(h), rows_of(h)
     a.scalars[CLOCK] += 1
     node = r.state[q, NODE]
+    if node < 0:
+        return
     if whole:
         republish(a, r, q)
     release_row(a, r, q)
     touch(a, node)
     drop_anchor(a, node)
+    r.state[q, NODE] = -1

@@ -96,7 +96,7 @@ RULE_SNAPSHOT = int(MatchRule.POINT)
     USES,  # leases and commits that ended here
 ) = range(16)
 
-# scalars: int64 [20]
+# scalars: int64 [24]
 (
     CLOCK,
     FREE_PAGES,
@@ -116,7 +116,7 @@ RULE_SNAPSHOT = int(MatchRule.POINT)
     BIT_LEVELS,  # levels of the bitmap of free slots
     BIT_BASE,  # first word of level 0; the next six are those of the levels above
 ) = range(17)
-SCALARS = 20
+SCALARS = 24
 
 # counters: int64 [G, 6], objects
 ALLOCS, EVICTIONS, HITS, MISSES, COMMITS, UNKEPT = range(6)

@@ -159,7 +159,9 @@ def load_model(
         except Exception as error:  # transformers raises whatever its parts raise
             raise InputError(f"{source}: transformers cannot make a model of it: {_first_line(error)}") from error
     if not path.is_dir():
-        raise InputError(f"{source}: a config without weights; give a model directory, or --random-init")
+        raise InputError(
+            f"{source}: a config without weights; give a model directory (verify-model also takes --random-init)"
+        )
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             source, dtype=getattr(torch, name), local_files_only=True
