@@ -168,5 +168,5 @@ def test_a_tier_that_holds_nothing_is_refused() -> None:
 def test_policies_by_name() -> None:
     assert "lru" in choose_policies(["all"])
     assert choose_policies(["lru", "lru"]) == ("lru",)
-    with pytest.raises(ConfigError, match="'best' is unknown; use one of: all, "):
+    with pytest.raises(ConfigError, match="'best' is unknown; use one of: cost, lru"):
         choose_policies(["best"])
