@@ -68,7 +68,7 @@ def test_tables(invoke, short: Path) -> None:
     assert done.exit_code == 0, done.stderr
     assert "60 requests" in done.stdout
     assert "requests were larger than the tier" in done.stdout
-    for word in ("Hit rates", "optimum", "3%", "lru", "compressed", "evictions"):
+    for word in ("Hit rates", "optimum", "3%", "cost", "compressed", "evictions"):
         assert word in done.stdout
     row = next(line.split() for line in done.stdout.splitlines() if line.startswith("3%"))
     assert row[3] in ("MiB", "GiB")

@@ -121,7 +121,7 @@ class Manager:
         spec: ModelSpec,
         tiers: Sequence[Device],
         *,
-        policy: EvictionPolicy | str = "lru",
+        policy: EvictionPolicy | str = "cost",
         max_sequences: int = 64,
         thread_id: Callable[[], int] | None = None,
         max_nodes: int | None = None,

@@ -179,7 +179,7 @@ class ReplayOptions:
 
     model: str
     devices: tuple[DeviceSize, ...]
-    policies: tuple[str, ...] = ("lru",)
+    policies: tuple[str, ...] = ("cost",)
     block: int | None = None
     cache_only: bool = False
     prefill_speed: float | None = None
