@@ -3,12 +3,13 @@
 # make check   ruff, mypy --strict, import-linter
 # make test    the test suite
 # make wheel-check  the wheel, without torch, on every Python that is here
-# make test-long   100,000 random operations: the core against its plain reference
-# make replay-traces TRACES=DIR  LRU over the full public traces agrees with the plain reference
+# make test-long   100,000 random operations: the core against its plain reference, under every policy or POLICY=...
+# make replay-traces TRACES=DIR  full public traces: LRU agrees with a plain one, cost is never worse
 # make bench-core PEERS="vllm=PYTHON sglang=PYTHON"  the metadata core beside other cache managers
 # make gpu-check   verify-model for five families on CUDA (says so when there is no CUDA device)
 
 VENV  := .venv
+POLICY ?= all
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.kvloom-setup
 
@@ -37,7 +38,7 @@ test: setup
 	$(BIN)/pytest
 
 test-long: setup
-	$(BIN)/python -m tests.core.long --steps 100000
+	$(BIN)/python -m tests.core.long --steps 100000 --policy $(POLICY)
 
 replay-traces: setup
 	$(BIN)/python tools/replay_traces.py "$(TRACES)"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         UnsupportedError,
         WrongThreadError,
     )
+    from kvloom.eviction import EvictionPolicy
     from kvloom.manager import CachedSequence, KindStats, Manager, Stats
     from kvloom.manager.manager import Batch
     from kvloom.manager.ranges import TokenRange
@@ -46,6 +47,7 @@ _HOME = {
     "ConfigError": "kvloom.errors",
     "CopyPlan": "kvloom.plan",
     "Device": "kvloom.config",
+    "EvictionPolicy": "kvloom.eviction",
     "Explanation": "kvloom.plan",
     "Form": "kvloom.types",
     "Grade": "kvloom.types",
@@ -85,6 +87,7 @@ __all__ = [
     "ConfigError",
     "CopyPlan",
     "Device",
+    "EvictionPolicy",
     "Explanation",
     "Form",
     "Grade",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from tests.core.reference.core import PREFIX_KINDS
 from tests.core.reference.index import Node
 from tests.core.reference.manager import RefManager
 from tests.core.reference.plans import Ticket
+from tests.core.reference.policies import Cost, Counting, TwoQueues
 from tests.core.reference.sequence import RefSequence
 
 from kvloom.core.fields import (
@@ -18,6 +20,7 @@ from kvloom.core.fields import (
     CLOCK,
     FIRST_CHECKPOINT,
     FIRST_CHILD,
+    FOLDED,
     FREE_NODES,
     FREE_PAGES,
     GENERATION,
@@ -25,7 +28,7 @@ from kvloom.core.fields import (
     GHOST_NEXT,
     GRADE,
     GRAVE_HEAD,
-    HEAP_SIZE,
+    IS_END,
     NEXT,
     NTOKENS,
     OWNER,
@@ -35,12 +38,19 @@ from kvloom.core.fields import (
     PARENT,
     PART_HEAD,
     PINS,
+    PRIORITY,
+    QUEUE,
+    QUEUE_SIZE,
     RESIDENT,
     SIBLING_NEXT,
     SLOT_BASE,
+    SPENT,
     STATE,
     STEAL_HEAD,
     STEAL_NEXT,
+    TICK,
+    TRIAL,
+    USES,
 )
 from kvloom.core.page_table import FIRST, LAST, SHARED
 from kvloom.errors import SequenceError
@@ -76,7 +86,8 @@ def fast_state(manager: Manager) -> State:
     auxiliary = [_chain(following, int(a.group[g, AUX_HEAD])) for g in groups]
     open_pages = [_chain(a.page[:, PAGE_NEXT], int(a.group[g, PART_HEAD])) for g in groups]
     emptiable = [_chain(a.page[:, STEAL_NEXT], int(a.group[g, STEAL_HEAD])) for g in groups]
-    leaves = [(int(a.node_stamp[n]), n) for n in a.heap[: int(a.scalars[HEAP_SIZE])].tolist()]
+    leaf_nodes = [n for q, row in enumerate(a.heap[:8]) for n in row[: int(a.policy[QUEUE_SIZE + q])].tolist()]
+    leaves = [(int(a.node_stamp[n]), n) for n in leaf_nodes]
     return {
         "clock": int(a.scalars[CLOCK]),
         "slots": slots,
@@ -88,6 +99,8 @@ def fast_state(manager: Manager) -> State:
         "open pages": open_pages,
         "emptiable": [[(p, int(a.page_stamp[p])) for p in listed] for listed in emptiable],
         "nodes": _fast_nodes(manager),
+        "facts": _fast_facts(manager),
+        "learned": _fast_learned(manager),
         "ghosts": _chain(a.node[:, GHOST_NEXT], int(a.scalars[GHOST_HEAD])),
         "free nodes": a.free_nodes[: int(a.scalars[FREE_NODES])].tolist(),
         "counters": a.counters.tolist(),
@@ -115,6 +128,40 @@ def _fast_nodes(manager: Manager) -> dict[int, Any]:
         for n, row in enumerate(rows)
         if row[NTOKENS] >= 0
     }
+
+
+def _fast_facts(manager: Manager) -> dict[int, Any]:
+    """What the policy knows of every node."""
+    a = manager.arrays
+    columns: list[int] = [] if manager.policy.name == "lru" else [FOLDED, IS_END, PRIORITY]
+    columns += {"cost": [TICK, TRIAL], "s3-fifo": [QUEUE, SPENT]}.get(manager.policy.name, [])
+    nodes = [n for n, count in enumerate(a.node[:, NTOKENS].tolist()) if count >= 0 and columns]
+    since = a.order if manager.policy.name == "s3-fifo" else [0] * len(a.node)
+    return {n: [int(a.node[n, USES]), int(since[n]), *a.heat[n, columns].tolist()] for n in nodes}
+
+
+def _fast_learned(manager: Manager) -> Any:
+    a = manager.arrays
+    return a.trials.tolist() if manager.policy.name == "cost" else None
+
+
+def _reference_facts(ref: RefManager) -> dict[int, Any]:
+    def facts(node: Node) -> list[int]:
+        known = [node.uses, node.since, node.folded, int(node.is_end), node.priority]
+        if isinstance(ref.core.rules, Cost):
+            known += [node.tick, -1 if node.trial is None else node.trial]
+        return [*known, int(node.main), node.spent] if isinstance(ref.core.rules, TwoQueues) else known
+
+    return {n.number: facts(n) for n in ref.core.index.all_nodes() if isinstance(ref.core.rules, Counting)}
+
+
+def _reference_learned(ref: RefManager) -> Any:
+    if not isinstance(ref.core.rules, Cost):
+        return None
+    r = ref.core.rules.reuse
+    return [
+        list(chain.from_iterable(rows)) for rows in zip(r.ended_reused, r.ended_expired, r.open, r.planned, strict=True)
+    ]
 
 
 def reference_state(ref: RefManager) -> State:
@@ -151,6 +198,8 @@ def reference_state(ref: RefManager) -> State:
         "open pages": arena.open_pages,
         "emptiable": [[(p, arena.pages[p].since) for p in listed] for listed in arena.emptiable],
         "nodes": {n.number: node_value(n) for n in sorted(index.all_nodes(), key=lambda n: n.number)},
+        "facts": _reference_facts(ref),
+        "learned": _reference_learned(ref),
         "ghosts": [n.number for n in index.ghosts],
         "free nodes": index.free,
         "counters": arena.counters,

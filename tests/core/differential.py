@@ -24,6 +24,7 @@ from tests.core.worlds import World
 
 from kvloom.config import Device
 from kvloom.errors import CapacityError, SequenceError
+from kvloom.eviction import EvictionPolicy
 from kvloom.manager import CachedSequence, Manager
 from kvloom.manager.manager import Batch
 from kvloom.plan import CopyPlan
@@ -53,15 +54,20 @@ class DifferentError(AssertionError):
 class Life:
     """Both managers, and the random operations on them."""
 
-    def __init__(self, world: World, seed: int) -> None:
+    def __init__(self, world: World, seed: int, policy: EvictionPolicy | str = "lru") -> None:
         self.world = world
         self.random = random.Random(seed)
         self.seed = seed
         with cut_statically() if world.split else nullcontext():
             self.fast = Manager(
-                world.spec, [Device(world.arena)], max_sequences=world.max_sequences, max_nodes=world.max_nodes
+                world.spec,
+                [Device(world.arena)],
+                max_sequences=world.max_sequences,
+                max_nodes=world.max_nodes,
+                policy=policy,
             )
         self.ref = RefManager.beside(self.fast, world.max_sequences)
+        self.ranked = self.fast.policy.name == "priority"
         self.sequences: list[Running] = []
         self.closed: list[Running] = []
         self.plans: list[CopyPlan] = []
@@ -143,7 +149,7 @@ class Life:
             self._fail(wrong)
 
     def _fail(self, wrong: list[str]) -> None:
-        where = f"{self.world.name}, seed {self.seed}, step {len(self.log)}"
+        where = f"{self.world.name}, {self.fast.policy.name}, seed {self.seed}, step {len(self.log)}"
         tail = "\n  ".join(self.log[-12:])
         raise DifferentError(f"{where}\n  {tail}\n" + "\n".join(wrong))
 
@@ -175,10 +181,12 @@ class Life:
         salt = self.random.choices(SALTS, (20, 2, 1))[0]
         extra = self.random.choice(EXTRA_KEYS) if self.random.random() < 0.1 else ()
         floor = self.random.choices(list(Grade), (3, 9, 1))[0]
+        priority = self.random.choice([0, 0, 0, 1, 5]) if self.ranked else 0
+        how = {"salt": salt, "extra_keys": extra, "floor": floor, "priority": priority}
         made = self._both(
-            f"open {prompt} {salt!r} {extra} {floor.name}",
-            lambda: self.fast.open(np.array(prompt, dtype=np.int32), salt=salt, extra_keys=extra, floor=floor),
-            lambda: self.ref.open(prompt, salt, extra, floor),
+            f"open {prompt} {salt!r} {extra} {floor.name} priority {priority}",
+            lambda: self.fast.open(np.array(prompt, dtype=np.int32), **how),
+            lambda: self.ref.open(prompt, salt, extra, floor, priority),
         )
         if made is None:
             return

@@ -1,7 +1,7 @@
 """The long differential run: ``python -m tests.core.long --steps 100000``.
 
-Every world lives many lives of a thousand steps, each from its own seed; the first difference between the core and
-the reference ends the run with the seed and the last operations.
+Every world lives many lives of a thousand steps, under every policy or one, each from its own seed; the first
+difference between the core and the reference ends the run with the seed and the last operations.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import time
 from tests.core.differential import DifferentError, Life
 from tests.core.worlds import WORLDS
 
+from kvloom.eviction import POLICIES
+
 STEPS_PER_LIFE = 1000
 
 
@@ -22,16 +24,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0, help="first seed")
+    parser.add_argument("--policy", choices=["all", *POLICIES], default="all", help="all: one life after the other")
     arguments = parser.parse_args()
+    policies = POLICIES if arguments.policy == "all" else (arguments.policy,)
     begun = time.monotonic()
     done, hits, errors = 0, 0, 0
     for seed in itertools.count(arguments.seed):
-        for world in WORLDS:
+        for world, policy in itertools.product(WORLDS, policies):
             steps = min(STEPS_PER_LIFE, arguments.steps - done)
             if steps == 0:
                 print(f"{done} steps, {hits} hits, {errors} refusals, no difference, {time.monotonic() - begun:.0f} s")
                 return 0
-            life = Life(world, seed)
+            life = Life(world, seed, policy)
             try:
                 life.run(steps)
             except DifferentError as error:

@@ -12,17 +12,34 @@ import kvloom
 from kvloom.core import (
     block_pool,
     eviction,
+    heat,
     hybrid_match,
     leaf_heap,
     page_table,
     prefix_index,
     progress,
+    reuse,
     room,
     rules,
     sweep,
+    victim,
 )
 
-MODULES = (block_pool, eviction, hybrid_match, leaf_heap, page_table, prefix_index, progress, room, rules, sweep)
+MODULES = (
+    block_pool,
+    eviction,
+    heat,
+    hybrid_match,
+    leaf_heap,
+    page_table,
+    prefix_index,
+    progress,
+    reuse,
+    room,
+    rules,
+    sweep,
+    victim,
+)
 
 
 def stamp_of(package: Path) -> str:

@@ -6,7 +6,10 @@ import pytest
 from tests.core.differential import Life
 from tests.core.worlds import WORLDS, World
 
+from kvloom.eviction import POLICIES, EvictionPolicy
+
 STEPS = 250
+DEEPEST = EvictionPolicy("deepest", key=lambda uses, stamp, _priority, depth: stamp - depth * 1000 + uses)
 
 
 @pytest.mark.parametrize("world", WORLDS, ids=lambda w: w.name)
@@ -14,6 +17,14 @@ def test_core_equals_reference(world: World) -> None:
     life = Life(world, seed=20)
     life.run(STEPS)
     assert len(life.log) >= STEPS
+
+
+@pytest.mark.parametrize("policy", [*(p for p in POLICIES if p != "lru"), DEEPEST], ids=lambda p: getattr(p, "name", p))
+@pytest.mark.parametrize("world", WORLDS, ids=lambda w: w.name)
+def test_core_equals_reference_under_every_policy(world: World, policy: EvictionPolicy | str) -> None:
+    life = Life(world, seed=21, policy=policy)
+    life.run(STEPS // 2)
+    assert len(life.log) >= STEPS // 2
 
 
 def test_worlds_cover_both_ways_to_cut_an_arena() -> None:

@@ -68,7 +68,7 @@ def test_tables(invoke, short: Path) -> None:
     assert done.exit_code == 0, done.stderr
     assert "60 requests" in done.stdout
     assert "requests were larger than the tier" in done.stdout
-    for word in ("Hit rates", "optimum", "3%", "lru", "compressed", "evictions"):
+    for word in ("Hit rates", "optimum", "3%", "cost", "compressed", "evictions"):
         assert word in done.stdout
     row = next(line.split() for line in done.stdout.splitlines() if line.startswith("3%"))
     assert row[3] in ("MiB", "GiB")
@@ -105,7 +105,7 @@ def test_the_report_is_one_file_without_links(invoke, short: Path, tmp_path: Pat
         (["--model", "llama-3.1-8b", "--device", "1000TiB", "--block", "1"], ["'1000TiB'", "smaller --device"]),
         (["--model", "llama-3.1-8b", "--device", "1KiB"], ["device tier of 1024 bytes", "at least"]),
         (["--model", "lama-3.1-8b", "--device", "5%"], ["did you mean llama-3.1-8b"]),
-        (["--model", "llama-3.1-8b", "--device", "5%", "--policy", "best"], ["policy 'best'", "all, lru"]),
+        (["--model", "llama-3.1-8b", "--device", "5%", "--policy", "best"], ["policy 'best'", "s3-fifo, or all"]),
         (["--model", "llama-3.1-8b", "--device", "5%", "--prefill-speed", "0"], ["prefill speed", "8000"]),
         (
             ["--model", "llama-3.1-8b", "--device", "5%", "--html", "/nowhere/r.html"],

@@ -32,7 +32,7 @@ def replay(
         ),
     ],
     policy: Annotated[
-        list[str] | None, typer.Option(help="Eviction policy, or all; repeat for more (default: lru).")
+        list[str] | None, typer.Option(help="Eviction policy, or all; repeat for more (default: cost).")
     ] = None,
     block: Annotated[
         int | None, typer.Option(min=1, max=65536, help="Tokens per block (default: the trace's own, else 128).")
@@ -57,7 +57,7 @@ def replay(
     options = ReplayOptions(
         model=model,
         devices=tuple(DeviceSize.parse(part) for text in device for part in text.split(",")),
-        policies=choose_policies(policy or ["lru"]),
+        policies=choose_policies(policy or ["cost"]),
         block=block,
         cache_only=cache_only,
         prefill_speed=prefill_speed,

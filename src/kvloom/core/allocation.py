@@ -23,6 +23,7 @@ from kvloom.core.fields import (
     GRAVE_HEAD,
     GRAVE_TAIL,
     HELD,
+    KEY_ADDRESS,
     LEASED,
     NEED,
     NTOKENS,
@@ -35,14 +36,19 @@ from kvloom.core.fields import (
     PAGES,
     PART_HEAD,
     PINNED,
+    POLICY_NUMBERS,
     RATIO_SHIFT,
     RECYCLED,
+    RULES,
     SCALARS,
+    SCORED_AT,
     SLOT_BASE,
     SLOTS_PER_PAGE,
     STATIC,
     USED,
 )
+from kvloom.core.policies import CLASSES, QUEUES, Order
+from kvloom.core.reuse import SCRATCH_COLUMNS, SCRATCH_ROWS, TRIAL_COLUMNS
 from kvloom.kinds import state_of
 from kvloom.plan import ArenaGeometry
 from kvloom.spec.model_spec import GroupSpec, ModelSpec
@@ -64,14 +70,22 @@ def _keep_every(spec: ModelSpec, group: GroupSpec) -> int:
     return (spec.snapshot_interval or spec.segment_tokens) if group.kind is Kind.RECURRENT else 1
 
 
-def allocate(spec: ModelSpec, geometry: ArenaGeometry, max_nodes: int) -> Arrays:
-    """All arrays for ``spec`` on an arena of this geometry, with room for ``max_nodes`` index nodes."""
+def allocate(
+    spec: ModelSpec, geometry: ArenaGeometry, max_nodes: int, rules: Order = Order.STAMP, key_address: int = 0
+) -> Arrays:
+    """All arrays for ``spec`` on an arena of this geometry, with room for ``max_nodes`` index nodes.
+
+    ``rules`` is the order in which leaves go; ``key_address`` that of the compiled key function for ``Order.KEY``.
+    """
     count = len(spec.groups)
     columns = [columns_of(g, spec.segment_tokens) for g in spec.groups]
     pages = count if geometry.static_split else int(geometry.num_slots[0] // geometry.slots_per_page[0])
     total = int(geometry.num_slots.sum())
     words = level_words(total)
     buckets = 1 << max(4, (2 * max_nodes - 1).bit_length())
+    stamps = np.zeros(max_nodes, dtype=np.int64)
+    by_stamp = rules in (Order.STAMP, Order.CLASSES)
+    heaps = 2 * CLASSES if rules is Order.CLASSES else QUEUES.get(rules, 1)
     arrays = Arrays(
         group=np.full((count, 28), -1, dtype=np.int32),
         page=np.full((pages, 8), -1, dtype=np.int32),
@@ -80,12 +94,17 @@ def allocate(spec: ModelSpec, geometry: ArenaGeometry, max_nodes: int) -> Arrays
         tokens=np.zeros((max_nodes, spec.segment_tokens), dtype=np.int32),
         columns=np.zeros((max_nodes, sum(columns)), dtype=np.int32),
         table=np.full(buckets, -1, dtype=np.int32),
-        heap=np.zeros(max_nodes, dtype=np.int32),
+        heap=np.zeros((heaps, max_nodes), dtype=np.int32),
+        order=stamps if by_stamp else np.zeros(max_nodes, dtype=np.int64),
+        heat=np.zeros((max_nodes, 8), dtype=np.int32),
+        policy=np.zeros(POLICY_NUMBERS, dtype=np.int64),
+        trials=np.zeros((CLASSES, TRIAL_COLUMNS), dtype=np.int64),
+        scratch=np.zeros((SCRATCH_ROWS, SCRATCH_COLUMNS), dtype=np.float64),
         free_bits=np.zeros(sum(words), dtype=np.int64),
         free_pages=np.arange(pages - 1, -1, -1, dtype=np.int32),
         free_nodes=np.arange(max_nodes - 1, -1, -1, dtype=np.int32),
         slot_stamp=np.zeros(total, dtype=np.int64),
-        node_stamp=np.zeros(max_nodes, dtype=np.int64),
+        node_stamp=stamps,
         reached=np.zeros(max_nodes, dtype=np.int64),
         page_stamp=np.zeros(pages, dtype=np.int64),
         counters=np.zeros((count, 6), dtype=np.int64),
@@ -94,6 +113,7 @@ def allocate(spec: ModelSpec, geometry: ArenaGeometry, max_nodes: int) -> Arrays
     arrays.scalars[[FREE_PAGES, FREE_NODES]] = pages, max_nodes
     arrays.scalars[[GHOST_HEAD, GHOST_TAIL, GRAVE_HEAD, GRAVE_TAIL]] = -1
     arrays.scalars[RECYCLED] = max(1, min(64, max_nodes // 16))
+    arrays.policy[[RULES, KEY_ADDRESS, SCORED_AT]] = rules, key_address, -1
     arrays.scalars[STATIC] = geometry.static_split
     arrays.scalars[BIT_LEVELS] = len(words)
     arrays.scalars[BIT_BASE : BIT_BASE + len(words)] = [sum(words[:i]) for i in range(len(words))]

@@ -21,7 +21,12 @@ class Arrays(NamedTuple):
     tokens: AnyArray  # int32 [N, segment]
     columns: AnyArray  # int32 [N, C] local slot, or a code that says why there is none
     table: AnyArray  # int32, open-addressing hash table of checkpoints and of all children but the first, -1 = empty
-    heap: AnyArray  # int32 [N] binary heap of evictable leaves
+    heap: AnyArray  # int32 [heaps, N] binary heaps of evictable leaves
+    order: AnyArray  # int64 [N] place of a leaf in its queue, lowest first; ``node_stamp`` itself where that decides
+    heat: AnyArray  # int32 [N, 8]
+    policy: AnyArray  # int64 [96]
+    trials: AnyArray  # int64 [8, 473] see ``kvloom.core.reuse``
+    scratch: AnyArray  # float64 [31, 80] of the plan
     free_bits: AnyArray  # int64, hierarchical bitmap over the global slots: see ``kvloom.core.bitmap``
     free_pages: AnyArray  # int32 [P] stack
     free_nodes: AnyArray  # int32 [N] stack

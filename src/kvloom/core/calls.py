@@ -5,8 +5,9 @@ from __future__ import annotations
 from kvloom.core._jit import jit
 from kvloom.core.fields import CLOCK
 from kvloom.core.handle import arrays_of, rows_of
+from kvloom.core.heat import end_at
 from kvloom.core.hybrid_match import best_boundary, first_bad_group, known_prefix, walk
-from kvloom.core.page_table import EPOCH, LENGTH, NODE, PUBLISHED, STATE_GRADE, lease, release_row
+from kvloom.core.page_table import EPOCH, LENGTH, NODE, PUBLISHED, ROW_PRIORITY, STATE_GRADE, lease, release_row
 from kvloom.core.prefix_index import drop_anchor, touch
 from kvloom.core.progress import begin_step, commit, finish_step, reserve
 from kvloom.core.publishing import republish
@@ -60,7 +61,7 @@ def known_tokens(h: AnyArray, path: AnyArray, depth: int, prompt: AnyArray) -> t
 
 
 @jit
-def lease_row(h: AnyArray, q: int, path: AnyArray, depth: int, checkpoint: int, position: int) -> int:
+def lease_row(h: AnyArray, q: int, path: AnyArray, depth: int, checkpoint: int, position: int, priority: int) -> int:
     """``lease``: enter and hold the blocks of a hit; returns their worst grade and starts the row's state."""
     a, r = arrays_of(h), rows_of(h)
     worst = lease(a, r, q, path, depth, checkpoint, position)
@@ -70,6 +71,7 @@ def lease_row(h: AnyArray, q: int, path: AnyArray, depth: int, checkpoint: int, 
     r.state[q, PUBLISHED] = depth
     r.state[q, NODE] = path[depth]
     r.state[q, STATE_GRADE] = worst
+    r.state[q, ROW_PRIORITY] = priority
     r.state[q, EPOCH] = a.scalars[CLOCK]
     return worst
 
@@ -154,5 +156,6 @@ def close_row(h: AnyArray, q: int, whole: bool) -> None:
         republish(a, r, q)
     release_row(a, r, q)
     touch(a, node)
+    end_at(a, node, r.state[q, ROW_PRIORITY])
     drop_anchor(a, node)
     r.state[q, NODE] = -1

@@ -32,6 +32,7 @@ from kvloom.core.fields import (
 )
 from kvloom.core.lifecycle import COMMITTED
 from kvloom.core.prefix_index import forget_object
+from kvloom.core.victim import victim
 from kvloom.types import SLOT_EVICTED, AnyArray
 
 NOTHING, LEAF, AUXILIARY, PAGE = range(4)
@@ -66,13 +67,13 @@ def _empty_page(a: Arrays, g: int, p: int) -> None:
 def make_room(a: Arrays, g: int) -> bool:
     """Evict the oldest thing that can give group ``g`` a slot, sooner or later; False when nothing can go.
 
-    Candidates: the oldest leaf, the group's own oldest auxiliary object, and the oldest page of another group that
-    can be emptied at once.
+    Candidates: the leaf that the policy picks, the group's own oldest auxiliary object, and the oldest page of another
+    group that can be emptied at once.
     """
     what, which, when = NOTHING, -1, 0
     if a.scalars[HEAP_SIZE] > 0:
-        which = a.heap[0]
-        what, when = LEAF, a.node_stamp[which]
+        what = LEAF
+        which, when = victim(a)
     own = a.group[g, AUX_HEAD]
     if own >= 0 and (what == NOTHING or a.slot_stamp[own] <= when):
         what, which, when = AUXILIARY, own, a.slot_stamp[own]
@@ -98,7 +99,7 @@ def make_node_room(a: Arrays) -> bool:
     while a.scalars[FREE_NODES] == 0 and a.scalars[GHOST_HEAD] < 0:
         if a.scalars[HEAP_SIZE] == 0:
             return False
-        evict_leaf(a, a.heap[0])
+        evict_leaf(a, victim(a)[0])
     return True
 
 

@@ -91,10 +91,37 @@ RULE_SNAPSHOT = int(MatchRule.POINT)
     SIBLING_NEXT,
     GHOST_PREV,  # list of nodes without objects and anchors, in the order they lost them; -2 = not in it
     GHOST_NEXT,
-    HEAP_AT,  # place in the heap of evictable leaves, -1 = not in it
+    HEAP_AT,  # place in its queue of evictable leaves, -1 = in none
     KEY,  # hash of the tokens
-    USES,  # leases and commits that ended here
+    USES,  # requests that went through here, as far as known: see ``kvloom.core.heat``
 ) = range(16)
+
+# heat: int32 [N, 8]; plain LRU does not use it
+(
+    TICK,  # OPENS at the last use that is known
+    FOLDED,  # uses that the parent knows of
+    IS_END,  # 1 when the latest request through here ended here
+    QUEUE,  # queue of leaves, while in one
+    YOUNG_AT,  # place in the second heap of that queue
+    TRIAL,  # class of the open trial, -1 = none
+    PRIORITY,  # the highest of the requests that used it
+    SPENT,  # uses that do not count any more (S3-FIFO)
+) = range(8)
+
+# policy: int64 [96]
+(
+    RULES,  # kvloom.core.policies.Order
+    KEY_ADDRESS,  # of the compiled key function
+    OPENS,  # requests opened
+    RING_SHIFT,  # open trials: log2 of the requests per slot of the ring
+    RING_BASE,  # and the number of its first slot
+    RUN_SQUARES,  # sums over requests of their sampled nodes, squared, and of their sampled nodes
+    RUN_TOTAL,
+) = range(7)
+QUEUE_SIZE = 8  # leaves in each queue
+END_NODE, END_TICK, END_INDEX = 16, 32, 48  # both ends of every class when last looked at, and their index
+SCORED_AT = 64  # OPENS then
+POLICY_NUMBERS = 96
 
 # scalars: int64 [24]
 (
@@ -104,7 +131,7 @@ RULE_SNAPSHOT = int(MatchRule.POINT)
     NODES_USED,
     GHOST_HEAD,
     GHOST_TAIL,
-    HEAP_SIZE,
+    HEAP_SIZE,  # leaves in all queues
     GRAVE_HEAD,
     GRAVE_TAIL,
     EMPTIABLE,  # pages in the steal lists

@@ -22,12 +22,25 @@ from kvloom.types import AnyArray
 _STRIDE = 4
 """Numbers per array in a handle: its address and up to three extents."""
 
-_LONG = {"free_bits", "slot_stamp", "node_stamp", "reached", "page_stamp", "counters", "scalars", "state"}
-"""Arrays of int64; all others are int32."""
+_LONG = {
+    "free_bits",
+    "slot_stamp",
+    "node_stamp",
+    "reached",
+    "page_stamp",
+    "counters",
+    "scalars",
+    "state",
+    "order",
+    "policy",
+    "trials",
+}
+_REAL = {"scratch"}
+"""Arrays of int64 and of float64; all others are int32."""
 _DIMENSIONS = dict.fromkeys(
     (
-        "table", "heap", "free_bits", "free_pages", "free_nodes", "slot_stamp", "node_stamp", "reached", "page_stamp",
-        "scalars",
+        "table", "free_bits", "free_pages", "free_nodes", "slot_stamp", "node_stamp", "reached", "page_stamp",
+        "scalars", "order", "policy",
     ),
     1,
 ) | {"span": 3}  # fmt: skip
@@ -49,7 +62,11 @@ def _tuple_from_handle(kind: type[Arrays | Rows], begin: int) -> Any:
     members = []
     for name in kind._fields:
         dimensions = 2 if kind is Rows and name == "table" else _DIMENSIONS.get(name, 2)
-        members.append(types.Array(types.int64 if name in _LONG else types.int32, dimensions, "C"))
+        members.append(
+            types.Array(
+                types.int64 if name in _LONG else types.float64 if name in _REAL else types.int32, dimensions, "C"
+            )
+        )
     result = cast("Any", types).NamedTuple(members, kind)
 
     def make(_typing: Any, handle: Any) -> Any:
@@ -63,7 +80,7 @@ def _tuple_from_handle(kind: type[Arrays | Rows], begin: int) -> Any:
             for i, member in enumerate(members):
                 at = _STRIDE * (begin + i)
                 array = context.make_array(member)(context, builder)
-                item = 8 if member.dtype is types.int64 else 4
+                item = 4 if member.dtype is types.int32 else 8
                 shape = [number(at + 1 + d) for d in range(member.ndim)]
                 strides = [ir.Constant(ir.IntType(64), item)]
                 for extent in reversed(shape[1:]):

@@ -46,6 +46,8 @@ from kvloom.core.fields import (
     PINNED,
     PINS,
     PREV,
+    QUEUE,
+    QUEUE_SIZE,
     RESIDENT,
     RULE,
     RULE_PREFIX,
@@ -57,10 +59,12 @@ from kvloom.core.fields import (
     STEAL_HEAD,
     STEAL_NEXT,
     USED,
+    YOUNG_AT,
 )
 from kvloom.core.leaf_heap import older
 from kvloom.core.lifecycle import ALLOCATED, COMMITTED, FREE, QUARANTINED, READY
 from kvloom.core.page_table import FIRST, LAST, SHARED, Rows, place, slot_at
+from kvloom.core.policies import CLASSES
 from kvloom.core.prefix_index import OUT_OF_LIST, find_child
 from kvloom.errors import IntegrityError
 from kvloom.plan import ArenaGeometry
@@ -287,13 +291,22 @@ def _check_tree(a: Arrays, held: Sequence[int], wrong: list[str]) -> None:
 
 def _check_leaves(a: Arrays, wrong: list[str]) -> None:
     nodes = _nodes(a)
-    heap = a.heap[: int(a.scalars[HEAP_SIZE])].tolist()
-    if set(heap) != {n for n in nodes if a.node[n, ANCHORS] == 0 and a.node[n, RESIDENT] > 0}:
-        wrong.append("the heap does not hold exactly the evictable leaves")
-    if any(a.node[n, HEAP_AT] != i for i, n in enumerate(heap)):
-        wrong.append("a heap position is wrong")
-    if any(older(a, heap[i], heap[(i - 1) // 2]) for i in range(1, len(heap))):
-        wrong.append("the heap is out of order")
+    queued: list[int] = []
+    for row in range(len(a.heap)):
+        q = row % CLASSES
+        heap = a.heap[row, : int(a.policy[QUEUE_SIZE + q])].tolist()
+        places = a.node[heap, HEAP_AT] if row < CLASSES else a.heat[heap, YOUNG_AT]
+        if places.tolist() != list(range(len(heap))):
+            wrong.append(f"heap {row}: a position is wrong")
+        upward = [(heap[i], heap[(i - 1) // 2]) for i in range(1, len(heap))]
+        if any(older(a, n, m) if row < CLASSES else older(a, m, n) for n, m in upward):
+            wrong.append(f"heap {row} is out of order")
+        if len(a.heap) > 1 and any(a.heat[n, QUEUE] != q for n in heap):
+            wrong.append(f"heap {row} has a leaf of another queue")
+        queued += heap if row < CLASSES else []
+    leaves = {n for n in nodes if a.node[n, ANCHORS] == 0 and a.node[n, RESIDENT] > 0}
+    if set(queued) != leaves or len(queued) != len(leaves) or len(queued) != a.scalars[HEAP_SIZE]:
+        wrong.append("the queues do not hold exactly the evictable leaves")
     ghosts = _chain(a.node[:, GHOST_NEXT], int(a.scalars[GHOST_HEAD]), len(nodes))
     dead = {n for n in nodes if a.node[n, PARENT] >= 0 and a.node[n, ANCHORS] == 0 and a.node[n, RESIDENT] == 0}
     if set(ghosts) != dead or any((a.node[n, GHOST_PREV] == OUT_OF_LIST) != (n not in dead) for n in nodes):

@@ -1,56 +1,129 @@
-"""The leaves that may be evicted whole, oldest first: a binary heap in an array.
+"""The leaves that may be evicted whole, in the order of the policy: binary heaps in arrays.
 
-A node is in the heap exactly while it has objects and no anchors.  Order: last use, then node id, so that every run
-of the same operations evicts the same nodes.
+A node is in a queue exactly while it has objects and no anchors.  Every queue is a heap with the lowest ``order`` at
+the top, in a tie the lowest node id, so that every run of the same operations evicts the same nodes.  Under ``cost``
+every queue has a second heap of the same nodes with the highest order at the top.
 """
 
 from __future__ import annotations
 
-from kvloom.core._jit import jit
+from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
 from kvloom.core.block_pool import page_of, pin_page, unpin_page
-from kvloom.core.fields import COL_BASE, COLUMNS, HEAP_AT, HEAP_SIZE, NTOKENS, PINS, RULE, RULE_PREFIX, SLOT_BASE
+from kvloom.core.fields import (
+    COL_BASE,
+    COLUMNS,
+    HEAP_AT,
+    HEAP_SIZE,
+    NTOKENS,
+    PINS,
+    QUEUE,
+    QUEUE_SIZE,
+    RULE,
+    RULE_PREFIX,
+    RULES,
+    SLOT_BASE,
+    YOUNG_AT,
+)
+from kvloom.core.policies import BY_CLASSES, BY_FIFO, CLASSES, rank
 
 
-@jit
+@inlined
 def older(a: Arrays, n: int, m: int) -> bool:
     """Whether ``n`` goes before ``m``."""
-    return a.node_stamp[n] < a.node_stamp[m] or (a.node_stamp[n] == a.node_stamp[m] and n < m)
+    return a.order[n] < a.order[m] or (a.order[n] == a.order[m] and n < m)
+
+
+@inlined
+def _put(a: Arrays, row: int, at: int, n: int) -> None:
+    a.heap[row, at] = n
+    if row < CLASSES:
+        a.node[n, HEAP_AT] = at
+    else:
+        a.heat[n, YOUNG_AT] = at
+
+
+@inlined
+def _place(a: Arrays, row: int, n: int) -> int:
+    return a.node[n, HEAP_AT] if row < CLASSES else a.heat[n, YOUNG_AT]
+
+
+@inlined
+def _above(a: Arrays, row: int, n: int, m: int) -> bool:
+    """Whether ``n`` belongs nearer to the top of heap ``row`` than ``m``."""
+    return older(a, n, m) if row < CLASSES else older(a, m, n)
 
 
 @jit
-def _put(a: Arrays, at: int, n: int) -> None:
-    a.heap[at] = n
-    a.node[n, HEAP_AT] = at
-
-
-@jit
-def _rise(a: Arrays, at: int) -> None:
-    n = a.heap[at]
+def _rise(a: Arrays, row: int, at: int) -> None:
+    n = a.heap[row, at]
     while at > 0:
         above = (at - 1) >> 1
-        if not older(a, n, a.heap[above]):
+        if not _above(a, row, n, a.heap[row, above]):
             break
-        _put(a, at, a.heap[above])
+        _put(a, row, at, a.heap[row, above])
         at = above
-    _put(a, at, n)
+    _put(a, row, at, n)
 
 
 @jit
-def _sink(a: Arrays, at: int) -> None:
-    size = a.scalars[HEAP_SIZE]
-    n = a.heap[at]
+def _sink(a: Arrays, row: int, at: int, size: int) -> None:
+    n = a.heap[row, at]
     while True:
         below = 2 * at + 1
         if below >= size:
             break
-        if below + 1 < size and older(a, a.heap[below + 1], a.heap[below]):
+        if below + 1 < size and _above(a, row, a.heap[row, below + 1], a.heap[row, below]):
             below += 1
-        if not older(a, a.heap[below], n):
+        if not _above(a, row, a.heap[row, below], n):
             break
-        _put(a, at, a.heap[below])
+        _put(a, row, at, a.heap[row, below])
         at = below
-    _put(a, at, n)
+    _put(a, row, at, n)
+
+
+@inlined
+def _queue(a: Arrays, n: int) -> int:
+    """The queue that leaf ``n`` is in."""
+    rule = a.policy[RULES]
+    return a.heat[n, QUEUE] if rule in (BY_CLASSES, BY_FIFO) else 0
+
+
+@inlined
+def _take_out(a: Arrays, row: int, n: int, size: int) -> None:
+    """Heap ``row`` has ``size`` nodes without ``n``, which is one of them now."""
+    at = _place(a, row, n)
+    last = a.heap[row, size]
+    if last != n:
+        _put(a, row, at, last)
+        _rise(a, row, at)
+        _sink(a, row, _place(a, row, last), size)
+
+
+@jit
+def join_queue(a: Arrays, n: int, q: int) -> None:
+    """Add ``n`` to queue ``q``."""
+    size = a.policy[QUEUE_SIZE + q]
+    a.policy[QUEUE_SIZE + q] = size + 1
+    a.scalars[HEAP_SIZE] += 1
+    _put(a, q, size, n)
+    _rise(a, q, size)
+    if a.policy[RULES] == BY_CLASSES:
+        _put(a, CLASSES + q, size, n)
+        _rise(a, CLASSES + q, size)
+
+
+@jit
+def quit_queue(a: Arrays, n: int) -> None:
+    """Take ``n`` out of its queue."""
+    q = _queue(a, n)
+    size = a.policy[QUEUE_SIZE + q] - 1
+    a.policy[QUEUE_SIZE + q] = size
+    a.scalars[HEAP_SIZE] -= 1
+    _take_out(a, q, n, size)
+    if a.policy[RULES] == BY_CLASSES:
+        _take_out(a, CLASSES + q, n, size)
+    a.node[n, HEAP_AT] = -1
 
 
 @jit
@@ -74,11 +147,16 @@ def _loosen(a: Arrays, n: int, loose: bool) -> None:
 @jit
 def enter_heap(a: Arrays, n: int) -> None:
     """``n`` lost its last anchor and still has objects."""
-    at = a.scalars[HEAP_SIZE]
-    a.scalars[HEAP_SIZE] += 1
-    _put(a, at, n)
-    _rise(a, at)
+    join_queue(a, n, rank(a, n))
     _loosen(a, n, True)
+
+
+@inlined
+def _replace(a: Arrays, row: int, n: int, parent: int, size: int) -> None:
+    at = _place(a, row, n)
+    _put(a, row, at, parent)
+    _rise(a, row, at)
+    _sink(a, row, _place(a, row, parent), size)
 
 
 @jit
@@ -87,23 +165,21 @@ def succeed(a: Arrays, n: int, parent: int) -> None:
 
     Paths are evicted from their ends up, and a parent is about as old as its child, so this rarely moves anything.
     """
-    at = a.node[n, HEAP_AT]
-    a.node[n, HEAP_AT] = -1
-    _put(a, at, parent)
-    _rise(a, at)
-    _sink(a, a.node[parent, HEAP_AT])
+    old, q = _queue(a, n), rank(a, parent)
+    if q == old:
+        size = a.policy[QUEUE_SIZE + q]
+        _replace(a, q, n, parent, size)
+        if a.policy[RULES] == BY_CLASSES:
+            _replace(a, CLASSES + q, n, parent, size)
+        a.node[n, HEAP_AT] = -1
+    else:
+        quit_queue(a, n)
+        join_queue(a, parent, q)
     _loosen(a, parent, True)
 
 
 @jit
 def leave_heap(a: Arrays, n: int) -> None:
     """``n`` got an anchor, or loses its objects."""
-    at = a.node[n, HEAP_AT]
-    a.scalars[HEAP_SIZE] -= 1
-    last = a.heap[a.scalars[HEAP_SIZE]]
-    a.node[n, HEAP_AT] = -1
-    if last != n:
-        _put(a, at, last)
-        _rise(a, at)
-        _sink(a, a.node[last, HEAP_AT])
+    quit_queue(a, n)
     _loosen(a, n, False)

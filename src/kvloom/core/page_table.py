@@ -35,7 +35,9 @@ from kvloom.core.fields import (
     SLOT_BASE,
     SPINE,
 )
+from kvloom.core.heat import pass_path
 from kvloom.core.prefix_index import add_anchor, touch
+from kvloom.core.reuse import count_request
 from kvloom.core.rules import blocks_at, first_block_needed
 from kvloom.plan import ArenaGeometry
 from kvloom.spec.model_spec import ModelSpec
@@ -45,7 +47,7 @@ from kvloom.types import AnyArray
 FIRST, LAST, SHARED = range(3)
 # shape: int32 [G, 2]
 OFFSET, WIDTH = range(2)
-# state: int64 [Q, 9]
+# state: int64 [Q, 10]
 (
     LENGTH,  # tokens computed
     PENDING,  # tokens appended, not computed yet
@@ -55,8 +57,9 @@ OFFSET, WIDTH = range(2)
     EPOCH,  # clock when the row, or the one it was forked from, was opened
     DETACHED,  # 1 when the index was full and nothing more is published
     STEPPED,  # 1 when the pending token was reserved by a batch, which has put its id into the tail
+    ROW_PRIORITY,  # of the request
     QUIET,  # decode steps up to fewer tokens than this change no block; 0 = not known
-) = range(9)
+) = range(10)
 
 
 class Rows(NamedTuple):
@@ -66,7 +69,7 @@ class Rows(NamedTuple):
     generation: AnyArray  # int32, like table: generation of the slot when the row took it
     span: AnyArray  # int32 [Q, G, 3]
     shape: AnyArray  # int32 [G, 2]
-    state: AnyArray  # int64 [Q, 9]
+    state: AnyArray  # int64 [Q, 10]
     tail: AnyArray  # int32 [Q, segment] tokens of the segment that is being filled
 
 
@@ -88,7 +91,7 @@ def allocate_rows(spec: ModelSpec, geometry: ArenaGeometry, max_sequences: int) 
         generation=np.zeros(shape, dtype=np.int32),
         span=np.zeros((max_sequences, len(spec.groups), 3), dtype=np.int32),
         shape=np.stack([offsets[:-1], widths], axis=1).astype(np.int32),
-        state=np.zeros((max_sequences, 9), dtype=np.int64),
+        state=np.zeros((max_sequences, 10), dtype=np.int64),
         tail=np.zeros((max_sequences, spec.segment_tokens), dtype=np.int32),
     )
 
@@ -190,6 +193,8 @@ def lease(a: Arrays, r: Rows, q: int, path: AnyArray, depth: int, checkpoint: in
     end = path[depth]
     add_anchor(a, end)
     touch(a, end)
+    count_request(a)
+    pass_path(a, path, depth)
     worst = 2
     for g in range(a.group.shape[0]):
         if a.group[g, RULE] == RULE_SNAPSHOT:

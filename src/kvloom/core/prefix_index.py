@@ -47,14 +47,17 @@ from kvloom.core.fields import (
     ROOT,
     RULE,
     RULE_PREFIX,
+    RULES,
     SIBLING_NEXT,
     SIBLING_PREV,
     SLOT_BASE,
     SPINE,
-    USES,
 )
+from kvloom.core.heat import clean_heat, fold, revive
 from kvloom.core.leaf_heap import enter_heap, leave_heap, succeed
 from kvloom.core.lifecycle import COMMITTED, EVICTED, QUARANTINED, READY, move
+from kvloom.core.policies import BY_CLASSES
+from kvloom.core.reuse import expire
 from kvloom.core.token_runs import copy_run, same_run
 from kvloom.types import SLOT_EVICTED, SLOT_QUARANTINED, AnyArray
 
@@ -195,6 +198,7 @@ def add_anchor(a: Arrays, n: int) -> None:
         if a.node[n, RESIDENT] > 0 or a.node[n, GHOST_PREV] == OUT_OF_LIST:
             return
         _ghost_unlink(a, n)
+        revive(a, n)
         n = a.node[n, PARENT]
 
 
@@ -217,6 +221,7 @@ def _bury(a: Arrays, n: int) -> int:
     parent = a.node[n, PARENT]
     if parent >= 0:
         _ghost_append(a, n)
+        fold(a, n, parent)
         a.node_stamp[parent] = max(a.node_stamp[parent], a.node_stamp[n])
     return parent
 
@@ -239,7 +244,6 @@ def drop_resident(a: Arrays, n: int) -> None:
 def touch(a: Arrays, n: int) -> None:
     """``n`` is used now."""
     a.node_stamp[n] = a.scalars[CLOCK]
-    a.node[n, USES] += 1
 
 
 @jit
@@ -256,6 +260,8 @@ def free_node(a: Arrays, n: int) -> None:
 @jit
 def _detach(a: Arrays, n: int) -> None:
     """Unlink a ghost leaf from its parent and the table; its place is free."""
+    if a.policy[RULES] == BY_CLASSES:
+        expire(a, n)
     parent = a.node[n, PARENT]
     is_segment = a.node[n, NTOKENS] == a.tokens.shape[1]
     before, after = a.node[n, SIBLING_PREV], a.node[n, SIBLING_NEXT]
@@ -319,7 +325,7 @@ def clean_node(a: Arrays, n: int) -> None:
     a.node[n, SIBLING_NEXT] = -1
     a.node[n, GHOST_PREV] = OUT_OF_LIST
     a.node[n, HEAP_AT] = -1
-    a.node[n, USES] = 0
+    clean_heat(a, n)
     a.node_stamp[n] = a.scalars[CLOCK]
 
 

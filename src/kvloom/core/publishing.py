@@ -32,8 +32,8 @@ from kvloom.core.fields import (
     SLOT_BASE,
     SPINE,
     STATE,
-    USES,
 )
+from kvloom.core.heat import pass_node
 from kvloom.core.lifecycle import ALLOCATED, COMMITTED, READY, move
 from kvloom.core.page_table import FIRST, LAST, NODE, OFFSET, PUBLISHED, SHARED, Rows, put, slot_at
 from kvloom.core.prefix_index import add_anchor, adopt, clean_node, find_child, new_node, touch
@@ -118,6 +118,7 @@ def commit_segment(a: Arrays, r: Rows, q: int, parent: int, tokens: AnyArray, of
             _publish_window(a, r, q, g, n, start)
     a.node[n, SPINE] = worst
     touch(a, n)
+    pass_node(a, n)
     return n
 
 
@@ -165,7 +166,7 @@ def publish_fresh(a: Arrays, r: Rows, q: int, ids: AnyArray, used: int, count: i
         a.node[n, RESIDENT] = resident
         a.node[n, ANCHORS] = 1
         a.node[n, SPINE] = worst
-        a.node[n, USES] = 1
+        pass_node(a, n)
         copy_run(a.tokens, n, ids, used + i * segment, segment)
         for g in range(a.group.shape[0]):
             if a.group[g, RULE] == RULE_WINDOW:

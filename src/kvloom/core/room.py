@@ -19,7 +19,6 @@ from kvloom.core.fields import (
     EMPTIABLE,
     FREE_PAGES,
     FRUGAL,
-    HEAP_SIZE,
     HELD,
     LEASED,
     NEED,
@@ -34,6 +33,7 @@ from kvloom.core.fields import (
     PASSES,
     PINNED,
     PINS,
+    QUEUE_SIZE,
     RULE,
     RULE_PREFIX,
     SLOT_BASE,
@@ -41,6 +41,7 @@ from kvloom.core.fields import (
     STATIC,
     USED,
 )
+from kvloom.core.policies import CLASSES
 
 OFTEN = 4
 
@@ -186,18 +187,19 @@ def _count(a: Arrays) -> bool:
             s = a.slot[s, NEXT]
     begun = a.scalars[PASSES] << 32
     nodes = 0
-    for i in range(a.scalars[HEAP_SIZE]):
-        n = a.heap[i]
-        while n >= 0:
-            _count_node(a, n)
-            nodes += 1
-            if nodes % OFTEN == 0 and _enough(a):
-                return True
-            n = a.node[n, PARENT]
-            if n >= 0:
-                a.reached[n] = max(a.reached[n], begun) + 1
-                if a.reached[n] - begun < a.node[n, ANCHORS]:
-                    break
+    for q in range(min(CLASSES, a.heap.shape[0])):
+        for i in range(a.policy[QUEUE_SIZE + q]):
+            n = a.heap[q, i]
+            while n >= 0:
+                _count_node(a, n)
+                nodes += 1
+                if nodes % OFTEN == 0 and _enough(a):
+                    return True
+                n = a.node[n, PARENT]
+                if n >= 0:
+                    a.reached[n] = max(a.reached[n], begun) + 1
+                    if a.reached[n] - begun < a.node[n, ANCHORS]:
+                        break
     return _enough(a)
 
 

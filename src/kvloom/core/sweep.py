@@ -27,6 +27,7 @@ from kvloom.core.fields import (
 )
 from kvloom.core.prefix_index import forget_object, free_node
 from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
+from kvloom.core.victim import victim
 from kvloom.types import SLOT_EVICTED, AnyArray
 
 
@@ -80,10 +81,10 @@ def evict_bytes(a: Arrays, slot_bytes: AnyArray, wanted: int) -> int:
             head = a.group[g, AUX_HEAD]
             if head >= 0 and (oldest < 0 or a.slot_stamp[head] < a.slot_stamp[a.group[oldest, AUX_HEAD]]):
                 oldest = g
-        leaf = a.heap[0] if a.scalars[HEAP_SIZE] > 0 else -1
+        leaf, when = victim(a) if a.scalars[HEAP_SIZE] > 0 else (-1, 0)
         if oldest < 0 and leaf < 0:
             break
-        if oldest >= 0 and (leaf < 0 or a.slot_stamp[a.group[oldest, AUX_HEAD]] <= a.node_stamp[leaf]):
+        if oldest >= 0 and (leaf < 0 or a.slot_stamp[a.group[oldest, AUX_HEAD]] <= when):
             forget_object(a, oldest, a.group[oldest, AUX_HEAD], SLOT_EVICTED)
         else:
             evict_leaf(a, leaf)

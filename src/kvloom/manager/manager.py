@@ -49,6 +49,7 @@ from kvloom.errors import (
     SequenceError,
     WrongThreadError,
 )
+from kvloom.eviction import EvictionPolicy, find_policy
 from kvloom.manager.buffers import TokenBuffers
 from kvloom.manager.explain import Findings, explain
 from kvloom.manager.inputs import TokenRules, checked_keys, checked_plan, grade_of, whole_number
@@ -70,9 +71,9 @@ from kvloom.types import (
 from kvloom.verify.abi import layout_identity
 from kvloom.verify.hit import VerifiedHit, verify
 
-POLICIES = ("lru",)
 MOST_SEQUENCES = 1 << 16
 MOST_NODES = 1 << 28
+MOST_PRIORITY = (1 << 20) - 1
 _STEP_GRADE = int(Grade.FAITHFUL)
 _REMEMBERED = 4096
 
@@ -125,7 +126,8 @@ class Manager(Single):
     Args:
         spec: the model's KV cache groups.
         tiers: the tiers as configuration values; today exactly one ``Device``.
-        policy: eviction policy; today ``"lru"``.
+        policy: eviction policy: a name (``"cost"``, ``"lru"``, ``"lfu"``, ``"priority"``, ``"s3-fifo"``, or one that an
+            installed package offers), or an ``EvictionPolicy``.
         max_sequences: how many sequences may run at once (rows of the block tables).
         thread_id: returns an identity of the calling thread; when given, calls from another thread than
             the one that made the manager raise WrongThreadError.
@@ -133,7 +135,7 @@ class Manager(Single):
 
     Raises:
         CapacityError: the tier cannot hold even the smallest request.
-        ConfigError: unknown policy, or not exactly one device tier.
+        ConfigError: unknown policy or one that cannot be compiled, or not exactly one device tier.
 
     Not thread-safe: see ``thread_id``.
     """
@@ -143,13 +145,13 @@ class Manager(Single):
         spec: ModelSpec,
         tiers: Sequence[Device],
         *,
-        policy: str = "lru",
+        policy: EvictionPolicy | str = "cost",
         max_sequences: int = 64,
         thread_id: Callable[[], int] | None = None,
         max_nodes: int | None = None,
     ) -> None:
-        if policy not in POLICIES:
-            raise ConfigError(f"policy {policy!r} is unknown; use one of: {', '.join(POLICIES)}")
+        self.policy = find_policy(policy)
+        self._key = self.policy.compiled()
         if len(tiers) != 1 or not isinstance(tiers[0], Device):
             raise ConfigError(f"tiers must be exactly one Device, not {list(tiers)!r}")
         _check_count("max_sequences", max_sequences, MOST_SEQUENCES)
@@ -160,7 +162,9 @@ class Manager(Single):
         self.geometry: ArenaGeometry = plan_geometry(spec, self.cap)
         self.layout = layout_identity(spec)
         nodes = max_nodes if max_nodes is not None else _default_nodes(spec, self.geometry)
-        self.arrays: Arrays = allocate(spec, self.geometry, nodes)
+        self.arrays: Arrays = allocate(
+            spec, self.geometry, nodes, self.policy.order, 0 if self._key is None else self._key.address
+        )
         self.rows: Rows = allocate_rows(spec, self.geometry, max_sequences)
         self.handle = make_handle(self.arrays, self.rows)
         self.buffers = TokenBuffers()
@@ -186,6 +190,7 @@ class Manager(Single):
         salt: bytes = b"",
         extra_keys: Sequence[ExtraKey] = (),
         floor: Grade = Grade.FAITHFUL,
+        priority: int = 0,
     ) -> CachedSequence:
         """Match a prompt, verify the hit and lease it.
 
@@ -194,14 +199,17 @@ class Manager(Single):
             salt: tenant; different salts never share anything.
             extra_keys: what else must agree (LoRA name, image digests), in order.
             floor: worst grade of state that this request accepts: a ``Grade`` or its name.
+            priority: for the policy ``priority``, 0 to 2**20 - 1: what was used with a higher one stays longer.
 
         Raises:
-            InputError: ids that are not 1-D integers, negative, beyond the vocabulary or too many; a salt, key or floor
-                of another type.
+            InputError: ids that are not 1-D integers, negative, beyond the vocabulary or too many; a salt, key,
+                floor or priority of another type.
             CapacityError: the prompt cannot fit, or not beside what is running now.
         """
         self.enter()
         floor = grade_of(floor)
+        if priority != 0 and whole_number(priority, "priority") > MOST_PRIORITY:
+            raise InputError(f"priority {priority} is too high; use 0 to {MOST_PRIORITY}")
         self.tick()
         name = self._name(salt, extra_keys)
         namespace = self._namespaces.get(name)
@@ -217,7 +225,7 @@ class Manager(Single):
             raise self.ids.outside(prompt, wrong)
         hit = verify(self, self._path, (at, checkpoint, position), floor, namespace.layout)
         found = explain(self, self._path, depth, prompt, position, floor)
-        sequence = self._start(hit, prompt, floor, found)
+        sequence = self._start(hit, prompt, floor, found, priority)
         calls.note_misses(self.handle, len(prompt) - 1, position)
         return sequence
 
@@ -232,10 +240,12 @@ class Manager(Single):
                 self._plain[salt] = name
         return name
 
-    def _start(self, hit: VerifiedHit, prompt: Int32Array, floor: Grade, found: Findings) -> CachedSequence:
+    def _start(
+        self, hit: VerifiedHit, prompt: Int32Array, floor: Grade, found: Findings, priority: int
+    ) -> CachedSequence:
         row = self._free_row()
         try:
-            sequence = CachedSequence.lease(self, row, hit, prompt, floor, found)
+            sequence = CachedSequence.lease(self, row, hit, prompt, floor, found, priority)
         except BaseException:
             self._free_rows.append(row)
             raise
@@ -462,7 +472,7 @@ class Manager(Single):
         )
 
     def evict(self, n_bytes: int) -> int:
-        """Evict least recently used objects until ``n_bytes`` are freed or nothing can go; returns the bytes freed."""
+        """Evict, in the order of the policy, until ``n_bytes`` are freed or nothing can go; returns the bytes freed."""
         self.enter()
         n_bytes = min(whole_number(n_bytes, "n_bytes"), self.geometry.arena_bytes)
         return int(sweep.evict_bytes(self.arrays, self.geometry.slot_bytes, n_bytes))

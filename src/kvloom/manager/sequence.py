@@ -22,6 +22,7 @@ from kvloom.core.fields import (
     RULE_SNAPSHOT,
     SLOT_BASE,
 )
+from kvloom.core.heat import note_priority, use_checkpoint
 from kvloom.core.keeping import (
     checkpoint_complete,
     checkpoint_lacks_room,
@@ -39,6 +40,7 @@ from kvloom.core.page_table import (
     OFFSET,
     PENDING,
     PUBLISHED,
+    ROW_PRIORITY,
     SHARED,
     STATE_GRADE,
     STEPPED,
@@ -111,11 +113,18 @@ class CachedSequence(Single):
 
     @classmethod
     def lease(
-        cls, manager: Manager, row: int, hit: VerifiedHit, prompt: Int32Array, floor: Grade, found: Findings
+        cls,
+        manager: Manager,
+        row: int,
+        hit: VerifiedHit,
+        prompt: Int32Array,
+        floor: Grade,
+        found: Findings,
+        priority: int,
     ) -> CachedSequence:
         """Hold everything ``hit`` needs and take the live slots; CapacityError leaves everything as it was."""
         a, r = manager.arrays, manager.rows
-        worst = lease_row(manager.handle, row, hit.path, hit.depth, hit.checkpoint, hit.position)
+        worst = lease_row(manager.handle, row, hit.path, hit.depth, hit.checkpoint, hit.position, priority)
         if hit.checkpoint < 0 and not manager.snapshot_groups:  # nothing private is needed
             explanation = found.explanation(hit.position, len(prompt), Grade(worst))
             return cls(manager, row, floor, explanation, hit.position)
@@ -124,6 +133,7 @@ class CachedSequence(Single):
         if end != node:  # a checkpoint is used now, and may not go to make room for its own copies
             add_anchor(a, end)
             touch(a, end)
+            use_checkpoint(a, end)
         snapshots = {
             g: int(a.group[g, SLOT_BASE] + a.columns[end, a.group[g, COL_BASE]])
             for g in manager.snapshot_groups
@@ -484,6 +494,7 @@ class CachedSequence(Single):
                 node = int(new_node(a, self.node, tail, 0, count))
             if node < 0:
                 return _NOTHING
+        note_priority(a, node, int(r.state[self.row, ROW_PRIORITY]))
         if int(checkpoint_lacks_room(a, node, start, self.length, int(self.grade))) >= 0:
             drop_anchor(a, node)
             return _NOTHING

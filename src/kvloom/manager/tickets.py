@@ -14,6 +14,7 @@ import numpy as np
 from kvloom.core.arrays import Arrays
 from kvloom.core.block_pool import hold, release
 from kvloom.core.fields import CARRIED, SLOT_BASE, STATE
+from kvloom.core.heat import use_checkpoint
 from kvloom.core.lifecycle import ALLOCATED, READY, move
 from kvloom.core.prefix_index import adopt, drop_anchor, refresh_spine, touch
 from kvloom.plan import CopyPlan
@@ -142,6 +143,7 @@ class Tickets:
             a.scalars[CARRIED] -= 1
             refresh_spine(a, opened.node)
             touch(a, opened.node)
+            use_checkpoint(a, opened.node)
             drop_anchor(a, opened.node)
 
     def holds(self) -> list[tuple[int, int]]:

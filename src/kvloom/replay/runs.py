@@ -14,7 +14,7 @@ import numpy as np
 from kvloom.adapters.auto_config import auto_config
 from kvloom.config import format_size
 from kvloom.errors import ConfigError
-from kvloom.manager.manager import POLICIES
+from kvloom.eviction import POLICIES, find_policy
 from kvloom.replay.optimum import next_uses, optimum
 from kvloom.replay.simulate import Ended, Outcome, simulate
 from kvloom.replay.sizes import DeviceSize, least_block_bytes, trace_block_bytes
@@ -179,7 +179,7 @@ class ReplayOptions:
 
     model: str
     devices: tuple[DeviceSize, ...]
-    policies: tuple[str, ...] = ("lru",)
+    policies: tuple[str, ...] = ("cost",)
     block: int | None = None
     cache_only: bool = False
     prefill_speed: float | None = None
@@ -189,9 +189,10 @@ def choose_policies(names: Sequence[str]) -> tuple[str, ...]:
     """The policies meant by ``names``; ``all`` means every one.  Raises ConfigError for an unknown name."""
     chosen: list[str] = []
     for name in names:
-        if name not in (ALL, *POLICIES):
-            raise ConfigError(f"policy {name!r} is unknown; use one of: {', '.join((ALL, *POLICIES))}")
-        chosen += POLICIES if name == ALL else (name,)
+        try:
+            chosen += POLICIES if name == ALL else (find_policy(name).name,)
+        except ConfigError as error:
+            raise ConfigError(f"{error}, or {ALL}") from None
     return tuple(dict.fromkeys(chosen))
 
 

@@ -71,7 +71,7 @@ def simulate(
     spec: ModelSpec,
     device_bytes: int,
     *,
-    policy: str = "lru",
+    policy: str = "cost",
     progress: Progress = lambda _: None,
     clock: Callable[[], float] = perf_counter,
 ) -> Outcome:

@@ -96,6 +96,7 @@ def checkpoint(sequence: RefSequence) -> Ticket | None:
     node = child_or_new(sequence, tail)
     if node is None:
         return None
+    manager.core.rules.noted(node, sequence.priority)
     need = _snapshots_wanted(sequence, node, asked=True)
     for group in manager.core.groups:
         if not group.snapshot:

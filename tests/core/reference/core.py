@@ -8,8 +8,10 @@ from functools import partial
 
 from tests.core.reference.arena import COMMITS, EVICTIONS, Arena, Slot
 from tests.core.reference.index import Index, Node, Place
+from tests.core.reference.policies import make_rules
 from tests.core.reference.rules import Group
 
+from kvloom.eviction import EvictionPolicy
 from kvloom.plan import ArenaGeometry
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import SLOT_EVICTED, SLOT_QUARANTINED, Kind, ObjectState
@@ -20,11 +22,13 @@ PREFIX_KINDS = (Kind.COMPRESSED, Kind.INDEXER)
 class Core:
     """What the manager decides with.  No object is ever dropped while somebody holds it."""
 
-    def __init__(self, spec: ModelSpec, geometry: ArenaGeometry, places: int) -> None:
+    def __init__(self, spec: ModelSpec, geometry: ArenaGeometry, places: int, policy: EvictionPolicy) -> None:
         self.groups = [Group(spec, g) for g in range(len(spec.groups))]
         self.arena = Arena(geometry)
         columns = [(g.index, i) for g in self.groups for i in range(g.columns)]
         self.index = Index(places, spec.segment_tokens, columns)
+        self.rules = make_rules(policy, lambda: self.arena.clock)
+        self.index.rules = self.rules
         self.graveyard: list[tuple[Slot, int]] = []
 
     def settle(self) -> None:
@@ -95,14 +99,15 @@ class Core:
                 self.forget(slot, SLOT_EVICTED)
 
     def evict_oldest(self) -> bool:
-        """Evict the window, snapshot or leaf that was used longest ago; single objects before leaves in a tie."""
+        """Evict the window or snapshot used longest ago, or the leaf that the policy picks, whichever is older."""
         leaves = self.index.leaves()
+        leaf, when = self.rules.pick(leaves) if leaves else (None, 0)
         heads = [self.arena.auxiliary(g.index)[0] for g in self.groups if self.arena.auxiliary(g.index)]
         head = min(heads, key=lambda s: (s.released[0], s.group), default=None)
-        if head is not None and (not leaves or head.released[0] <= leaves[0].stamp):
+        if head is not None and (leaf is None or head.released[0] <= when):
             self.forget(head, SLOT_EVICTED)
-        elif leaves:
-            self.evict_leaf(leaves[0])
+        elif leaf is not None:
+            self.evict_leaf(leaf)
         return head is not None or bool(leaves)
 
     def _empty_page(self, group: int, page: int) -> None:
@@ -113,14 +118,16 @@ class Core:
                 self.evict_leaf(slot.owner)
 
     def _make_room(self, group: int) -> bool:
-        """Evict the oldest of: a leaf, an object of this group, a page of another group.
+        """Evict the oldest of: the leaf that the policy picks, an object of this group, a page of another group.
 
         In a tie the object goes first, then the leaf, then pages in the order of groups.
         """
+        leaves = self.index.leaves()
+        picked = [self.rules.pick(leaves)] if leaves else []
         others = [] if self.arena.static else [g.index for g in self.groups if g.index != group]
         candidates: list[tuple[int, int, Callable[[], None]]] = [
             *((s.released[0], -2, partial(self.forget, s, SLOT_EVICTED)) for s in self.arena.auxiliary(group)[:1]),
-            *((leaf.stamp, -1, partial(self.evict_leaf, leaf)) for leaf in self.index.leaves()[:1]),
+            *((when, -1, partial(self.evict_leaf, leaf)) for leaf, when in picked),
             *(
                 (self.arena.pages[page].since, g, partial(self._empty_page, g, page))
                 for g in others
@@ -223,7 +230,7 @@ class Core:
             leaves = self.index.leaves()
             if not leaves:
                 return False
-            self.evict_leaf(leaves[0])
+            self.evict_leaf(self.rules.pick(leaves)[0])
         return True
 
     def new_node(self, parent: Node, tokens: Sequence[int]) -> Node | None:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from tests.core.reference.arena import Slot
+
+if TYPE_CHECKING:
+    from tests.core.reference.policies import Rules
 
 Place = tuple[int, int]
 """(group, block of the group within the segment); snapshots have block 0."""
@@ -24,6 +28,15 @@ class Node:
         self.holders = 0
         self.anchors = 0
         self.stamp = 0
+        # what eviction policies know: see ``tests.core.reference.policies``
+        self.uses = self.folded = self.priority = self.spent = self.since = self.tick = 0
+        self.is_end = self.main = False
+        self.trial: int | None = None
+
+    @property
+    def depth(self) -> int:
+        """Segments up to the end of this node; those of its parent for a checkpoint."""
+        return sum(n.is_segment for n in self.path if n.parent)
 
     @property
     def start(self) -> int:
@@ -78,6 +91,7 @@ class Index:
         self.roots: list[Node] = []
         self.ghosts: list[Node] = []
         self.free = list(reversed(range(places)))
+        self.rules: Rules | None = None
         self._at_once = max(1, min(64, places // 16))
 
     def settle(self) -> None:
@@ -94,8 +108,17 @@ class Index:
                 living.add(node)
             elif node.parent and node not in self.ghosts:
                 dead.append(node)
+                self._rules.buried(node)
                 node.parent.stamp = max(node.parent.stamp, node.stamp)
+        for node in self.ghosts:
+            if node in living:
+                self._rules.revived(node)
         self.ghosts = [n for n in self.ghosts if n not in living] + dead
+
+    @property
+    def _rules(self) -> Rules:
+        assert self.rules is not None
+        return self.rules
 
     def leaves(self) -> list[Node]:
         """What may be evicted whole, least recently used first."""
@@ -110,6 +133,7 @@ class Index:
             assert not ghost.children + ghost.checkpoints, "a ghost goes before its parent"
             siblings = ghost.parent.children if ghost.is_segment else ghost.parent.checkpoints
             siblings.remove(ghost)
+            self._rules.forgotten(ghost)
             self.free.append(ghost.number)
         return self.free.pop() if self.free else None
 
@@ -119,6 +143,7 @@ class Index:
         if number is None:
             return None
         self.roots.append(Node(number, None, (), self.segment, self._columns))
+        self._rules.born(self.roots[-1])
         return self.roots[-1]
 
     def drop_empty_roots(self) -> list[Node]:
@@ -136,6 +161,7 @@ class Index:
             return None
         node = Node(number, parent, tuple(tokens), self.segment, self._columns)
         node.holders = 1
+        self._rules.born(node)
         (parent.children if node.is_segment else parent.checkpoints).insert(0, node)
         return node
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def lease(
-    manager: RefManager, hit: Node, prompt: tuple[int, ...], floor: Grade, explanation: Explanation
+    manager: RefManager, hit: Node, prompt: tuple[int, ...], floor: Grade, explanation: Explanation, priority: int
 ) -> RefSequence:
     """Stand on the last segment of ``hit``; own live slots and copies of the blocks of a checkpoint.
 
@@ -30,9 +30,13 @@ def lease(
     grades = [slot.grade for _, _, _, slot in leased if isinstance(slot, Slot)]
     grade = Grade(min(grades, default=Grade.CANONICAL))
     sequence = RefSequence(manager, prompt[: hit.end], hit if at_segment else hit.parent or hit, grade, floor)
+    sequence.priority = priority
     for stand in dict.fromkeys((sequence.node, hit)):
         core.hold_node(stand)
         core.touch(stand)
+    core.rules.opened(sequence.node)
+    if hit is not sequence.node:
+        core.rules.resumed(hit)
     sources: dict[int, Slot] = {}
     for g, position, _, slot in leased:
         assert isinstance(slot, Slot)
@@ -129,6 +133,7 @@ def fork(sequence: RefSequence) -> RefSequence:
     child = RefSequence(manager, sequence.tokens[: sequence.length], sequence.node, sequence.grade, sequence.floor)
     child.committed, child.detached, child.forgetful = sequence.committed, sequence.detached, sequence.forgetful
     child.epoch = sequence.epoch
+    child.priority = sequence.priority
     for group in manager.core.groups:
         for block, slot in [] if group.snapshot else sorted(sequence.blocks[group.index].items()):
             if block < group.full(shared_end):

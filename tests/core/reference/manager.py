@@ -19,6 +19,7 @@ from tests.core.reference.sequence import RefSequence
 
 from kvloom.core.geometry import smallest_arena
 from kvloom.errors import CapacityError, SequenceError
+from kvloom.eviction import EvictionPolicy
 from kvloom.manager import Manager
 from kvloom.plan import ArenaGeometry, Explanation, Limit
 from kvloom.spec.footprint import peak_bytes, peak_slots
@@ -31,11 +32,19 @@ Namespace = tuple[bytes, tuple[tuple[str, object], ...]]
 class RefManager:
     """See the module docstring."""
 
-    def __init__(self, spec: ModelSpec, cap: int, geometry: ArenaGeometry, max_sequences: int, places: int) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        cap: int,
+        geometry: ArenaGeometry,
+        max_sequences: int,
+        places: int,
+        policy: EvictionPolicy,
+    ) -> None:
         self.spec = spec
         self.cap = cap
         self.geometry = geometry
-        self.core = Core(spec, geometry, places)
+        self.core = Core(spec, geometry, places, policy)
         self.arena = self.core.arena
         self.namespaces: dict[Namespace, Node] = {}
         self.max_sequences = max_sequences
@@ -49,7 +58,7 @@ class RefManager:
     def beside(cls, manager: Manager, max_sequences: int) -> RefManager:
         """A reference of the same size as ``manager``, which is fresh."""
         places = len(manager.arrays.node)
-        return cls(manager.spec, manager.cap, manager.geometry, max_sequences, places)
+        return cls(manager.spec, manager.cap, manager.geometry, max_sequences, places, manager.policy)
 
     def _width(self, g: int) -> int:
         """Places of a block table: what the arena can hold, or what the longest sequence of the model needs."""
@@ -61,7 +70,12 @@ class RefManager:
     # ---------------------------------------------------------------- requests
 
     def open(
-        self, tokens: Sequence[int], salt: bytes, extra_keys: tuple[tuple[str, object], ...], floor: Grade
+        self,
+        tokens: Sequence[int],
+        salt: bytes,
+        extra_keys: tuple[tuple[str, object], ...],
+        floor: Grade,
+        priority: int,
     ) -> RefSequence:
         """Match, explain, lease."""
         self.arena.clock += 1
@@ -72,7 +86,7 @@ class RefManager:
         node = self.best_boundary(root, prompt, floor)
         explanation = self.explain(root, prompt, node.end, floor)
         self.need_row()
-        sequence = lease(self, node, prompt, floor, explanation)
+        sequence = lease(self, node, prompt, floor, explanation, priority)
         self.running.append(sequence)
         self._count_misses(len(prompt) - 1, node.end)
         return sequence
@@ -216,6 +230,7 @@ class RefManager:
             self.arena.release(slot)
         if ticket.node is not None:
             self.core.touch(ticket.node)
+            self.core.rules.resumed(ticket.node)
             self.core.release_node(ticket.node)
 
     # ---------------------------------------------------------------- room

@@ -31,6 +31,7 @@ class RefSequence:
         self.grade = grade
         self.floor = floor
         self.pending = 0
+        self.priority = 0
         self.stepped = False
         self.broken = self.closed = self.detached = self.forgetful = False
         self.epoch = manager.arena.clock
@@ -161,6 +162,7 @@ class RefSequence:
                     self.blocks[group.index][block] = kept
                     self.manager.arena.release(slot)
         core.touch(node)
+        core.rules.passed(node)
         core.release_node(self.node)
         self.node = node
         self.committed += 1
@@ -183,6 +185,7 @@ class RefSequence:
             self.republish()
         self.let_go()
         self.manager.core.touch(self.node)
+        self.manager.core.rules.ended(self.node, self.priority)
         self.manager.core.release_node(self.node)
         self.manager.running.remove(self)
         self.manager.reap()

@@ -28,6 +28,7 @@ from kvloom.adapters.transformers.state import places
 from kvloom.adapters.transformers.tokens import to_tokens
 from kvloom.config import Device
 from kvloom.errors import ConfigError, InputError, SequenceError, UnsupportedError
+from kvloom.eviction import EvictionPolicy
 from kvloom.manager import Manager
 from kvloom.manager.inputs import checked_keys, grade_of
 from kvloom.manager.sequence import CachedSequence
@@ -200,7 +201,7 @@ def attach(
     block_size: int = 128,
     snapshot_interval: int | None = None,
     max_sequences: int = 64,
-    policy: str = "lru",
+    policy: EvictionPolicy | str = "cost",
 ) -> Engine:
     """Let kvloom manage the cached state of ``model``.
 
@@ -214,7 +215,7 @@ def attach(
         block_size: tokens per block of ratio-1 groups.
         snapshot_interval: tokens between recurrent snapshots, a multiple of the segment.
         max_sequences: sessions that may be open at once.
-        policy: eviction policy.
+        policy: eviction policy: a name, or an ``EvictionPolicy``.
 
     Raises:
         SpecError: the model keeps state that is not understood.

@@ -1,0 +1,97 @@
+"""The order in which leaves go, by policy: what the core knows of policies besides ``kvloom.eviction``.
+
+A *keyed* policy gives every leaf one number when it becomes a leaf; the lowest goes first, in a tie the node with
+the lowest id.  S3-FIFO keeps two queues of leaves, ``cost`` one for each class and looks at both ends of each.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from kvloom.core._jit import inlined
+from kvloom.core.arrays import Arrays
+from kvloom.core.fields import DEPTH, IS_END, KEY_ADDRESS, PRIORITY, QUEUE, RULES, SPENT, USES
+
+
+class Order(enum.IntEnum):
+    """How a policy orders leaves."""
+
+    STAMP = 0
+    USES = 1
+    PRIORITY = 2
+    FIFO = 3
+    CLASSES = 4
+    KEY = 5
+
+
+BY_STAMP = int(Order.STAMP)
+BY_USES = int(Order.USES)
+BY_PRIORITY = int(Order.PRIORITY)
+BY_FIFO = int(Order.FIFO)
+BY_CLASSES = int(Order.CLASSES)
+BY_KEY = int(Order.KEY)
+CLASSES = 8
+QUEUES = {Order.FIFO: 2, Order.CLASSES: CLASSES}
+"""Queues of leaves; one for the others."""
+KEY_SHIFT = 40
+"""Built-in keys are a number below 2**20 above the stamp."""
+MOST_USES = (1 << 20) - 1
+MOST_FREQUENCY = 3
+
+
+def _call_key(_typing: Any, address: Any, uses: Any, stamp: Any, priority: Any, depth: Any) -> Any:
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        function = builder.inttoptr(args[0], ir.FunctionType(word, [word] * 4).as_pointer())
+        return builder.call(function, args[1:])
+
+    return types.int64(*[types.int64] * 5), generate
+
+
+call_key = intrinsic(_call_key)
+"""Call the compiled key function at an address: uses, stamp, priority, depth, all int64."""
+
+
+@inlined
+def use_class(uses: int) -> int:
+    """0 to 3 for 1, 2, 3 or 4, and 5 or more uses."""
+    return 0 if uses < 2 else 1 if uses < 3 else 2 if uses < 5 else 3
+
+
+@inlined
+def frequency(a: Arrays, n: int) -> int:
+    """Uses that the node has not spent yet, at most three; for S3-FIFO."""
+    return max(0, min(MOST_FREQUENCY, a.node[n, USES] - a.heat[n, SPENT]))
+
+
+@inlined
+def rank(a: Arrays, n: int) -> int:
+    """Note the place of leaf ``n`` in the order of the policy; returns its queue."""
+    rule = a.policy[RULES]
+    if rule == BY_STAMP:
+        return 0
+    if rule == BY_CLASSES:
+        q = 2 * use_class(a.node[n, USES]) + a.heat[n, IS_END]
+        a.heat[n, QUEUE] = q
+        return q
+    if rule == BY_FIFO:
+        return a.heat[n, QUEUE]
+    if rule == BY_USES:
+        a.order[n] = (np.int64(min(a.node[n, USES], MOST_USES)) << KEY_SHIFT) | a.node_stamp[n]
+    elif rule == BY_PRIORITY:
+        a.order[n] = (np.int64(a.heat[n, PRIORITY]) << KEY_SHIFT) | a.node_stamp[n]
+    else:
+        a.order[n] = call_key(
+            a.policy[KEY_ADDRESS],
+            np.int64(a.node[n, USES]),
+            a.node_stamp[n],
+            np.int64(a.heat[n, PRIORITY]),
+            np.int64(a.node[n, DEPTH]),
+        )
+    return 0
