@@ -287,7 +287,7 @@ def test_rows_run_out_before_memory() -> None:
     held = [e.open([1, 2]), e.open([1, 2])]
     with pytest.raises(CapacityError, match="2 sequences are running"):
         e.open([1, 2])
-    with pytest.raises(CapacityError, match="no row is free"):
+    with pytest.raises(CapacityError, match="2 sequences are running"):
         held[0].fork()
     held.pop().close()
     held[0].fork()
