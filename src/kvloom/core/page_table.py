@@ -227,6 +227,15 @@ def lease(a: Arrays, r: Rows, q: int, path: AnyArray, depth: int, checkpoint: in
     return worst
 
 
+@inlined
+def window_moved(a: Arrays, r: Rows, q: int, length: int) -> bool:
+    """Whether ``shrink_windows`` has anything to give up."""
+    for g in range(a.group.shape[0]):
+        if a.group[g, RULE] == RULE_WINDOW and first_block_needed(a, g, length) > r.span[q, g, FIRST]:
+            return True
+    return False
+
+
 @jit
 def shrink_windows(a: Arrays, r: Rows, q: int, length: int) -> None:
     """Give up the window blocks that ``length`` no longer needs."""

@@ -30,6 +30,7 @@ from kvloom.core.page_table import (
     need_growth,
     shrink_windows,
     undo_growth,
+    window_moved,
 )
 from kvloom.core.prefix_index import drop_anchor, recycle
 from kvloom.core.publishing import commit_segment, mark_computed, publish_fresh
@@ -55,7 +56,7 @@ def reserve(a: Arrays, r: Rows, q: int, count: int) -> int:
     return full
 
 
-@jit
+@inlined
 def compute(a: Arrays, r: Rows, q: int, claim: int) -> None:
     """The pending tokens were computed, at best at grade ``claim``.
 
@@ -187,7 +188,8 @@ def finish_step(
             r.state[q, PUBLISHED] += 1
             ended[count] = q
             count += 1
-        shrink_windows(a, r, q, length)
+        if window_moved(a, r, q, length):
+            shrink_windows(a, r, q, length)
     return len(rows), count
 
 
@@ -218,7 +220,7 @@ def _first_unfit(
             return i, BUSY
     for i in range(len(rows)):
         length = r.state[rows[i], LENGTH]
-        if length >= r.state[rows[i], QUIET]:
+        if length >= r.state[rows[i], QUIET] and opens_block(a, length):
             full = need_growth(a, r, rows[i], length + 1)
             if full >= 0:
                 return i, full
@@ -244,9 +246,11 @@ def begin_step(a: Arrays, r: Rows, rows: AnyArray, tokens: AnyArray, vocabulary:
         length = r.state[q, LENGTH]
         full = -1
         if length >= r.state[q, QUIET]:
-            full = grow(a, r, q, length, 1)
+            opens = opens_block(a, length)
+            if opens:
+                full = grow(a, r, q, length, 1)
             # a new block takes its grade with its first token
-            r.state[q, QUIET] = 0 if opens_block(a, length) else -r.state[q, QUIET]
+            r.state[q, QUIET] = 0 if opens else -r.state[q, QUIET]
         if full >= 0:
             for j in range(i):
                 undo_growth(a, r, rows[j], a.group.shape[0] - 1, r.state[rows[j], LENGTH])

@@ -42,7 +42,7 @@ from kvloom.core.token_runs import copy_run
 from kvloom.types import SLOT_EVICTED, AnyArray
 
 
-@jit
+@inlined
 def mark_computed(a: Arrays, r: Rows, q: int, length: int, more: int, grade: int) -> None:
     """The engine wrote the state of ``more`` tokens after ``length``: whole blocks become READY, all take the grade."""
     for g in range(a.group.shape[0]):
