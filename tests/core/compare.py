@@ -29,6 +29,7 @@ from kvloom.core.fields import (
     GRADE,
     GRAVE_HEAD,
     IS_END,
+    KEPT_HEAD,
     NEXT,
     NTOKENS,
     OWNER,
@@ -42,6 +43,7 @@ from kvloom.core.fields import (
     QUEUE,
     QUEUE_SIZE,
     RESIDENT,
+    REST_HEAD,
     SIBLING_NEXT,
     SLOT_BASE,
     SPENT,
@@ -53,6 +55,7 @@ from kvloom.core.fields import (
     USES,
 )
 from kvloom.core.page_table import FIRST, LAST, SHARED
+from kvloom.core.policies import HEAPS
 from kvloom.errors import SequenceError
 from kvloom.manager import CachedSequence, Manager
 from kvloom.plan import CopyPlan, Explanation
@@ -83,15 +86,16 @@ def fast_state(manager: Manager) -> State:
         ].tolist()
     ]
     following = a.slot[:, NEXT].tolist()
-    auxiliary = [_chain(following, int(a.group[g, AUX_HEAD])) for g in groups]
+    heads = (AUX_HEAD, KEPT_HEAD, REST_HEAD)
+    auxiliary = [[(h, s) for h in heads for s in _chain(following, int(a.group[g, h]))] for g in groups]
     open_pages = [_chain(a.page[:, PAGE_NEXT], int(a.group[g, PART_HEAD])) for g in groups]
     emptiable = [_chain(a.page[:, STEAL_NEXT], int(a.group[g, STEAL_HEAD])) for g in groups]
-    leaf_nodes = [n for q, row in enumerate(a.heap[:8]) for n in row[: int(a.policy[QUEUE_SIZE + q])].tolist()]
+    leaf_nodes = [n for q, row in enumerate(a.heap[:HEAPS]) for n in row[: int(a.policy[QUEUE_SIZE + q])].tolist()]
     leaves = [(int(a.node_stamp[n]), n) for n in leaf_nodes]
     return {
         "clock": int(a.scalars[CLOCK]),
         "slots": slots,
-        "auxiliary": [[(s - base[g], int(a.slot_stamp[s])) for s in auxiliary[g]] for g in groups],
+        "auxiliary": [[(heads.index(h), s - base[g], int(a.slot_stamp[s])) for h, s in auxiliary[g]] for g in groups],
         "leaves": sorted(leaves),
         "given up": [(s, int(a.slot_stamp[s])) for s in _chain(following, int(a.scalars[GRAVE_HEAD]))],
         "pages": a.page[:, PAGE_GROUP].tolist(),
@@ -190,7 +194,10 @@ def reference_state(ref: RefManager) -> State:
     return {
         "clock": arena.clock,
         "slots": [slot_value(slot) for slots in arena.slots for slot in slots],
-        "auxiliary": [[(s.index, s.released[0]) for s in arena.auxiliary(g)] for g in range(len(arena.slots))],
+        "auxiliary": [
+            [(worth, s.index, s.released[0]) for worth in range(3) for s in arena.auxiliary(g, worth)]
+            for g in range(len(arena.slots))
+        ],
         "leaves": [(n.stamp, n.number) for n in index.leaves()],
         "given up": [(base[s.group] + s.index, when) for s, when in ref.core.graveyard],
         "pages": [-1 if page.group is None else page.group for page in arena.pages],

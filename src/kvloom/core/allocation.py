@@ -39,6 +39,7 @@ from kvloom.core.fields import (
     POLICY_NUMBERS,
     RATIO_SHIFT,
     RECYCLED,
+    REST_INTERVAL,
     RULES,
     SCALARS,
     SCORED_AT,
@@ -47,7 +48,7 @@ from kvloom.core.fields import (
     STATIC,
     USED,
 )
-from kvloom.core.policies import CLASSES, QUEUES, Order
+from kvloom.core.policies import CLASSES, ROWS, Order
 from kvloom.core.reuse import SCRATCH_COLUMNS, SCRATCH_ROWS, TRIAL_COLUMNS
 from kvloom.kinds import state_of
 from kvloom.plan import ArenaGeometry
@@ -70,6 +71,26 @@ def _keep_every(spec: ModelSpec, group: GroupSpec) -> int:
     return (spec.snapshot_interval or spec.segment_tokens) if group.kind is Kind.RECURRENT else 1
 
 
+def rest_interval(spec: ModelSpec) -> int:
+    """Tokens between boundaries that stay as long as their path: so many that they weigh no more than the path itself.
+
+    0 when there is nothing to keep besides the path, or nothing but that.
+    """
+    segment, every = spec.segment_tokens, spec.snapshot_interval
+    path = boundary = 0.0
+    for group in spec.groups:
+        if group.is_snapshot:
+            boundary += group.slot_bytes
+        elif group.window:
+            boundary += group.slot_bytes / group.block_tokens * (group.window + group.block_tokens)
+        else:
+            path += group.slot_bytes / group.block_tokens
+    if not path or not boundary:
+        return 0
+    unit = every or segment
+    return int(-(-boundary // path) + unit - 1) // unit * unit
+
+
 def allocate(
     spec: ModelSpec, geometry: ArenaGeometry, max_nodes: int, rules: Order = Order.STAMP, key_address: int = 0
 ) -> Arrays:
@@ -85,9 +106,9 @@ def allocate(
     buckets = 1 << max(4, (2 * max_nodes - 1).bit_length())
     stamps = np.zeros(max_nodes, dtype=np.int64)
     by_stamp = rules in (Order.STAMP, Order.CLASSES)
-    heaps = 2 * CLASSES if rules is Order.CLASSES else QUEUES.get(rules, 1)
+    heaps = ROWS.get(rules, 1)
     arrays = Arrays(
-        group=np.full((count, 28), -1, dtype=np.int32),
+        group=np.full((count, 32), -1, dtype=np.int32),
         page=np.full((pages, 8), -1, dtype=np.int32),
         slot=np.zeros((total, 8), dtype=np.int32),
         node=np.zeros((max_nodes, 16), dtype=np.int32),
@@ -103,6 +124,7 @@ def allocate(
         free_bits=np.zeros(sum(words), dtype=np.int64),
         free_pages=np.arange(pages - 1, -1, -1, dtype=np.int32),
         free_nodes=np.arange(max_nodes - 1, -1, -1, dtype=np.int32),
+        worth=np.zeros(total, dtype=np.int32),
         slot_stamp=np.zeros(total, dtype=np.int64),
         node_stamp=stamps,
         reached=np.zeros(max_nodes, dtype=np.int64),
@@ -114,6 +136,7 @@ def allocate(
     arrays.scalars[[GHOST_HEAD, GHOST_TAIL, GRAVE_HEAD, GRAVE_TAIL]] = -1
     arrays.scalars[RECYCLED] = max(1, min(64, max_nodes // 16))
     arrays.policy[[RULES, KEY_ADDRESS, SCORED_AT]] = rules, key_address, -1
+    arrays.scalars[REST_INTERVAL] = rest_interval(spec) if rules is Order.CLASSES else 0
     arrays.scalars[STATIC] = geometry.static_split
     arrays.scalars[BIT_LEVELS] = len(words)
     arrays.scalars[BIT_BASE : BIT_BASE + len(words)] = [sum(words[:i]) for i in range(len(words))]

@@ -14,7 +14,7 @@ from kvloom.types import AnyArray
 class Arrays(NamedTuple):
     """Owned and mutated by the core only."""
 
-    group: AnyArray  # int32 [G, 28]
+    group: AnyArray  # int32 [G, 32]
     page: AnyArray  # int32 [P, 8]
     slot: AnyArray  # int32 [S, 8]
     node: AnyArray  # int32 [N, 16]
@@ -30,9 +30,10 @@ class Arrays(NamedTuple):
     free_bits: AnyArray  # int64, hierarchical bitmap over the global slots: see ``kvloom.core.bitmap``
     free_pages: AnyArray  # int32 [P] stack
     free_nodes: AnyArray  # int32 [N] stack
+    worth: AnyArray  # int32 [S] which list an auxiliary object is in, or will be when released
     slot_stamp: AnyArray  # int64 [S] clock of the last release of an auxiliary object
     node_stamp: AnyArray  # int64 [N] clock of the last use of the node or of anything below it
     reached: AnyArray  # int64 [N] scratch: pass << 32 | anchors that can go
     page_stamp: AnyArray  # int64 [P] clock at which the page could last be emptied
     counters: AnyArray  # int64 [G, 6]
-    scalars: AnyArray  # int64 [24]
+    scalars: AnyArray  # int64 [26]

@@ -5,7 +5,8 @@ right now; a page whose count is zero can be emptied at once and waits in the st
 order in which that came about.
 
 Windows and snapshots of segments ("auxiliary" objects) are evictable one by one while nobody holds them: exactly these
-are in the auxiliary list of their group, least recently released first.  Everything else goes with its node.
+are in an auxiliary list of their group, least recently released first; which one is their ``worth``.  Everything else
+goes with its node.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from kvloom.core.bitmap import lowest_bit, mark_free, mark_range_free, next_free
 from kvloom.core.fields import (
     ALLOCS,
     AUX_HEAD,
-    AUX_TAIL,
     CLOCK,
     EMPTIABLE,
     FREE_PAGES,
     GENERATION,
     GRADE,
     HEAP_AT,
+    KEPT,
+    KEPT_HEAD,
     NEXT,
     NTOKENS,
     OWNER,
@@ -38,6 +40,7 @@ from kvloom.core.fields import (
     PINNED,
     PINS,
     PREV,
+    REST_HEAD,
     RULE,
     RULE_PREFIX,
     SLOT_BASE,
@@ -47,6 +50,7 @@ from kvloom.core.fields import (
     STEAL_NEXT,
     STEAL_PREV,
     STEAL_TAIL,
+    SURPLUS,
     USED,
 )
 from kvloom.core.lifecycle import ALLOCATED, FREE, move
@@ -281,33 +285,52 @@ def is_auxiliary(a: Arrays, g: int, s: int) -> bool:
 
 
 @inlined
+def head_of(worth: int) -> int:
+    """Column of the group that has the head of a list of auxiliary objects; its tail comes next."""
+    return AUX_HEAD if worth == SURPLUS else KEPT_HEAD if worth == KEPT else REST_HEAD
+
+
+@inlined
 def link_auxiliary(a: Arrays, g: int, s: int) -> None:
-    """Make an auxiliary object evictable: last in the list of its group."""
-    tail = a.group[g, AUX_TAIL]
+    """Make an auxiliary object evictable: last in its list of the group."""
+    head = head_of(a.worth[s])
+    tail = a.group[g, head + 1]
     a.slot[s, PREV] = tail
     a.slot[s, NEXT] = -1
     if tail >= 0:
         a.slot[tail, NEXT] = s
     else:
-        a.group[g, AUX_HEAD] = s
-    a.group[g, AUX_TAIL] = s
+        a.group[g, head] = s
+    a.group[g, head + 1] = s
     a.slot_stamp[s] = a.scalars[CLOCK]
     unpin_page(a, g, page_of(a, g, s))
 
 
 @inlined
 def unlink_auxiliary(a: Arrays, g: int, s: int) -> None:
-    """Take an auxiliary object out of the list: it is held, or about to go."""
+    """Take an auxiliary object out of its list: it is held, or about to go."""
+    head = head_of(a.worth[s])
     before, after = a.slot[s, PREV], a.slot[s, NEXT]
     if before >= 0:
         a.slot[before, NEXT] = after
     else:
-        a.group[g, AUX_HEAD] = after
+        a.group[g, head] = after
     if after >= 0:
         a.slot[after, PREV] = before
     else:
-        a.group[g, AUX_TAIL] = before
+        a.group[g, head + 1] = before
     pin_page(a, g, page_of(a, g, s))
+
+
+@inlined
+def set_worth(a: Arrays, g: int, s: int, worth: int) -> None:
+    """Move the auxiliary object in ``s`` to the end of a list."""
+    if a.slot[s, PINS] > 0:
+        a.worth[s] = worth
+    else:
+        unlink_auxiliary(a, g, s)
+        a.worth[s] = worth
+        link_auxiliary(a, g, s)
 
 
 @inlined

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvloom.core._jit import jit
-from kvloom.core.fields import CLOCK
+from kvloom.core.fields import CLOCK, KEPT
 from kvloom.core.handle import arrays_of, rows_of
 from kvloom.core.heat import end_at
 from kvloom.core.hybrid_match import best_boundary, first_bad_group, known_prefix, walk
@@ -12,6 +12,7 @@ from kvloom.core.prefix_index import drop_anchor, touch
 from kvloom.core.progress import begin_step, commit, finish_step, reserve
 from kvloom.core.publishing import republish
 from kvloom.core.sweep import count_misses
+from kvloom.core.worth import value_boundary
 from kvloom.types import AnyArray
 
 NOT_BEGUN = -2
@@ -154,6 +155,7 @@ def close_row(h: AnyArray, q: int, whole: bool) -> None:
         return
     if whole:
         republish(a, r, q)
+    value_boundary(a, node, KEPT)
     release_row(a, r, q)
     touch(a, node)
     end_at(a, node, r.state[q, ROW_PRIORITY])

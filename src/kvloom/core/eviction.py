@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
-from kvloom.core.block_pool import is_auxiliary, page_of, serve_next, take_slot, take_slots
+from kvloom.core.block_pool import head_of, is_auxiliary, page_of, serve_next, take_slot, take_slots
 from kvloom.core.fields import (
-    AUX_HEAD,
     COL_BASE,
     COLUMNS,
     FREE_NODES,
@@ -18,21 +17,29 @@ from kvloom.core.fields import (
     GENERATION,
     GHOST_HEAD,
     HEAP_SIZE,
+    KEPT,
     OWNER,
     PAGE_BASE,
     PAGE_GROUP,
     PAGE_HELD,
     PAGE_USED,
+    QUEUE_SIZE,
     RESIDENT,
+    REST,
+    RULES,
     SLOT_BASE,
     SLOTS_PER_PAGE,
     STATE,
     STATIC,
     STEAL_HEAD,
+    SURPLUS,
 )
+from kvloom.core.leaf_heap import reconsider_checkpoints
 from kvloom.core.lifecycle import COMMITTED
+from kvloom.core.policies import BY_CLASSES, STRANDED
 from kvloom.core.prefix_index import forget_object
 from kvloom.core.victim import victim
+from kvloom.core.worth import value_boundary
 from kvloom.types import SLOT_EVICTED, AnyArray
 
 NOTHING, LEAF, AUXILIARY, PAGE = range(4)
@@ -51,6 +58,16 @@ def evict_leaf(a: Arrays, n: int) -> None:
 
 
 @jit
+def evict_auxiliary(a: Arrays, g: int, s: int) -> None:
+    """Evict the auxiliary object in ``s``; what else only its boundary needs is surplus from now on."""
+    n = a.slot[s, OWNER]
+    forget_object(a, g, s, SLOT_EVICTED)
+    if a.policy[RULES] == BY_CLASSES:
+        value_boundary(a, n, SURPLUS)
+        reconsider_checkpoints(a, n)
+
+
+@jit
 def _empty_page(a: Arrays, g: int, p: int) -> None:
     """Evict everything on a page whose objects can all go now."""
     per_page = a.group[g, SLOTS_PER_PAGE]
@@ -58,9 +75,57 @@ def _empty_page(a: Arrays, g: int, p: int) -> None:
     for s in range(first, first + per_page):
         if a.slot[s, STATE] == COMMITTED and a.slot[s, OWNER] >= 0:
             if is_auxiliary(a, g, s):
-                forget_object(a, g, s, SLOT_EVICTED)
+                evict_auxiliary(a, g, s)
             else:
                 evict_leaf(a, a.slot[s, OWNER])
+
+
+@jit
+def _oldest_head(a: Arrays, worth: int) -> int:
+    """The group with the oldest auxiliary object of this worth, or -1."""
+    head = head_of(worth)
+    oldest = -1
+    for g in range(a.group.shape[0]):
+        s = a.group[g, head]
+        if s >= 0 and (oldest < 0 or a.slot_stamp[s] < a.slot_stamp[a.group[oldest, head]]):
+            oldest = g
+    return oldest
+
+
+@jit
+def _evict_useless(a: Arrays, g: int) -> bool:
+    """Evict what ``cost`` gives first: stranded leaves, surplus, rests.  Of group ``g`` (-1: any) where it has some.
+
+    False when there is nothing that can help the group.
+    """
+    if a.policy[QUEUE_SIZE + STRANDED] > 0:
+        evict_leaf(a, a.heap[STRANDED, 0])
+        return True
+    for worth in (SURPLUS, REST):
+        head = head_of(worth)
+        h = g
+        if g < 0 or a.group[g, head] < 0:
+            h = _oldest_head(a, worth) if g < 0 or a.scalars[STATIC] == 0 else -1
+        if h >= 0:
+            evict_auxiliary(a, h, a.group[h, head])
+            return True
+    return False
+
+
+@jit
+def evict_any(a: Arrays) -> bool:
+    """Evict the next thing of any group; False when nothing can go."""
+    if a.policy[RULES] == BY_CLASSES and _evict_useless(a, -1):
+        return True
+    leaf, when = victim(a) if a.scalars[HEAP_SIZE] > 0 else (-1, 0)
+    for worth in (SURPLUS, KEPT):
+        g = _oldest_head(a, worth)
+        if g >= 0 and (leaf < 0 or a.slot_stamp[a.group[g, head_of(worth)]] <= when):
+            evict_auxiliary(a, g, a.group[g, head_of(worth)])
+            return True
+    if leaf >= 0:
+        evict_leaf(a, leaf)
+    return leaf >= 0
 
 
 @jit
@@ -68,16 +133,19 @@ def make_room(a: Arrays, g: int) -> bool:
     """Evict the oldest thing that can give group ``g`` a slot, sooner or later; False when nothing can go.
 
     Candidates: the leaf that the policy picks, the group's own oldest auxiliary object, and the oldest page of another
-    group that can be emptied at once.
+    group that can be emptied at once.  Under ``cost`` what is useless goes first, and pages only without a leaf.
     """
+    learns = a.policy[RULES] == BY_CLASSES
+    if learns and _evict_useless(a, g):
+        return True
     what, which, when = NOTHING, -1, 0
     if a.scalars[HEAP_SIZE] > 0:
         what = LEAF
         which, when = victim(a)
-    own = a.group[g, AUX_HEAD]
+    own = a.group[g, head_of(KEPT if learns else SURPLUS)]
     if own >= 0 and (what == NOTHING or a.slot_stamp[own] <= when):
         what, which, when = AUXILIARY, own, a.slot_stamp[own]
-    if a.scalars[STATIC] == 0:
+    if a.scalars[STATIC] == 0 and (what == NOTHING or not learns):
         for h in range(a.group.shape[0]):
             p = a.group[h, STEAL_HEAD]
             if h != g and p >= 0 and (what == NOTHING or a.page_stamp[p] < when):
@@ -87,7 +155,7 @@ def make_room(a: Arrays, g: int) -> bool:
     if what == LEAF:
         evict_leaf(a, which)
     elif what == AUXILIARY:
-        forget_object(a, g, which, SLOT_EVICTED)
+        evict_auxiliary(a, g, which)
     else:
         _empty_page(a, what - PAGE, which)
     return True

@@ -20,7 +20,7 @@ RULE_PREFIX = int(MatchRule.PREFIX)
 RULE_WINDOW = int(MatchRule.RUN)
 RULE_SNAPSHOT = int(MatchRule.POINT)
 
-# group: int32 [G, 28].  The first eight are ``kvloom.kinds.RuleRow``.
+# group: int32 [G, 32].  The first eight are ``kvloom.kinds.RuleRow``.
 (
     RULE,
     RATIO,  # tokens per entry
@@ -38,7 +38,7 @@ RULE_SNAPSHOT = int(MatchRule.POINT)
     PART_HEAD,  # first page with a free slot
     STEAL_HEAD,  # pages that can be emptied at once, in the order in which they became so
     STEAL_TAIL,
-    AUX_HEAD,  # evictable windows or snapshots of segments, least recently released first
+    AUX_HEAD,  # list SURPLUS of evictable windows or snapshots of segments, least recently released first
     AUX_TAIL,
     USED,  # slots not free
     RATIO_SHIFT,  # base-2 logarithms of RATIO and BLOCK_TOKENS, -1 when they are no powers of two
@@ -50,7 +50,17 @@ RULE_SNAPSHOT = int(MatchRule.POINT)
     BUSY,  # scratch: pages with such a slot
     PINNED,  # slots with a holder
     LEASED,  # blocks of the index that rows hold through their deepest nodes, each as often as it is held
-) = range(28)
+    KEPT_HEAD,  # list KEPT
+    KEPT_TAIL,
+    REST_HEAD,  # list REST
+    REST_TAIL,
+) = range(32)
+
+# Lists of auxiliary objects: what ``worth`` says of a slot.  Only ``cost`` has more than the first.
+SURPLUS = 0  # serves no boundary that is kept
+KEPT = 1  # serves the end of a request, or a fork
+REST = 2  # serves a multiple of REST_INTERVAL
+OF_LEAF = 3  # what a leaf needs becomes KEPT, whatever it was
 
 # page: int32 [P, 8]
 (
@@ -119,11 +129,11 @@ RULE_SNAPSHOT = int(MatchRule.POINT)
     RUN_TOTAL,
 ) = range(7)
 QUEUE_SIZE = 8  # leaves in each queue
-END_NODE, END_TICK, END_INDEX = 16, 32, 48  # both ends of every class when last looked at, and their index
-SCORED_AT = 64  # OPENS then
+END_NODE, END_TICK, END_INDEX = 24, 40, 56  # both ends of every class when last looked at, and their index
+SCORED_AT = 72  # OPENS then
 POLICY_NUMBERS = 96
 
-# scalars: int64 [24]
+# scalars: int64 [26]
 (
     CLOCK,
     FREE_PAGES,
@@ -141,9 +151,10 @@ POLICY_NUMBERS = 96
     RECYCLED,  # ghosts that are freed at once
     STATIC,  # 1 when every group has a fixed share of the arena, as one page
     BIT_LEVELS,  # levels of the bitmap of free slots
+    REST_INTERVAL,  # tokens between boundaries that stay as long as their path; 0 = none
     BIT_BASE,  # first word of level 0; the next six are those of the levels above
-) = range(17)
-SCALARS = 24
+) = range(18)
+SCALARS = 26
 
 # counters: int64 [G, 6], objects
 ALLOCS, EVICTIONS, HITS, MISSES, COMMITS, UNKEPT = range(6)

@@ -40,7 +40,7 @@ _REAL = {"scratch"}
 _DIMENSIONS = dict.fromkeys(
     (
         "table", "free_bits", "free_pages", "free_nodes", "slot_stamp", "node_stamp", "reached", "page_stamp",
-        "scalars", "order", "policy",
+        "scalars", "order", "policy", "worth",
     ),
     1,
 ) | {"span": 3}  # fmt: skip

@@ -11,7 +11,6 @@ from kvloom.core.block_pool import first_slot, is_auxiliary, page_of
 from kvloom.core.fields import (
     ANCHORS,
     AUX_HEAD,
-    AUX_TAIL,
     BIT_BASE,
     BIT_LEVELS,
     COL_BASE,
@@ -30,6 +29,7 @@ from kvloom.core.fields import (
     GRAVE_HEAD,
     HEAP_AT,
     HEAP_SIZE,
+    KEPT_HEAD,
     LEASED,
     NEXT,
     NODES_USED,
@@ -49,6 +49,7 @@ from kvloom.core.fields import (
     QUEUE,
     QUEUE_SIZE,
     RESIDENT,
+    REST_HEAD,
     RULE,
     RULE_PREFIX,
     SIBLING_NEXT,
@@ -64,7 +65,7 @@ from kvloom.core.fields import (
 from kvloom.core.leaf_heap import older
 from kvloom.core.lifecycle import ALLOCATED, COMMITTED, FREE, QUARANTINED, READY
 from kvloom.core.page_table import FIRST, LAST, SHARED, Rows, place, slot_at
-from kvloom.core.policies import CLASSES
+from kvloom.core.policies import HEAPS
 from kvloom.core.prefix_index import OUT_OF_LIST, find_child
 from kvloom.errors import IntegrityError
 from kvloom.plan import ArenaGeometry
@@ -148,16 +149,21 @@ def _check_holds(
 
 def _check_slots(a: Arrays, geometry: ArenaGeometry, g: int, wrong: list[str]) -> None:
     span = _span(a, g, geometry)
-    listed = _chain(a.slot[:, NEXT], int(a.group[g, AUX_HEAD]), span.stop - span.start)
-    backward = _chain(a.slot[:, PREV], int(a.group[g, AUX_TAIL]), span.stop - span.start)
-    if listed != backward[::-1]:
-        wrong.append(f"group {g}: the auxiliary list differs forwards and backwards")
-    if (np.diff(a.slot_stamp[listed]) < 0).any():
-        wrong.append(f"group {g}: the auxiliary list is not in order of release")
+    listed: list[int] = []
+    for worth, head in enumerate((AUX_HEAD, KEPT_HEAD, REST_HEAD)):
+        part = _chain(a.slot[:, NEXT], int(a.group[g, head]), span.stop - span.start)
+        backward = _chain(a.slot[:, PREV], int(a.group[g, head + 1]), span.stop - span.start)
+        if part != backward[::-1]:
+            wrong.append(f"group {g}: an auxiliary list differs forwards and backwards")
+        if (np.diff(a.slot_stamp[part]) < 0).any():
+            wrong.append(f"group {g}: an auxiliary list is not in order of release")
+        if (a.worth[part] != worth).any():
+            wrong.append(f"group {g}: an auxiliary object is in the wrong list")
+        listed += part
     state, pins, owner = a.slot[span, STATE], a.slot[span, PINS], a.slot[span, OWNER]
     loose = np.flatnonzero((state == COMMITTED) & (pins == 0)) + span.start
     evictable = {s for s in loose.tolist() if is_auxiliary(a, g, s)}
-    if evictable != set(listed):
+    if evictable != set(listed) or len(evictable) != len(listed):
         wrong.append(f"group {g}: auxiliary list differs from what is evictable by {evictable ^ set(listed)}")
     if ((owner >= 0) & (state != FREE) != (state == COMMITTED)).any():
         wrong.append(f"group {g}: an indexed slot is not COMMITTED or the other way round")
@@ -293,17 +299,17 @@ def _check_leaves(a: Arrays, wrong: list[str]) -> None:
     nodes = _nodes(a)
     queued: list[int] = []
     for row in range(len(a.heap)):
-        q = row % CLASSES
+        q = row if row < HEAPS else row - HEAPS
         heap = a.heap[row, : int(a.policy[QUEUE_SIZE + q])].tolist()
-        places = a.node[heap, HEAP_AT] if row < CLASSES else a.heat[heap, YOUNG_AT]
+        places = a.node[heap, HEAP_AT] if row < HEAPS else a.heat[heap, YOUNG_AT]
         if places.tolist() != list(range(len(heap))):
             wrong.append(f"heap {row}: a position is wrong")
         upward = [(heap[i], heap[(i - 1) // 2]) for i in range(1, len(heap))]
-        if any(older(a, n, m) if row < CLASSES else older(a, m, n) for n, m in upward):
+        if any(older(a, n, m) if row < HEAPS else older(a, m, n) for n, m in upward):
             wrong.append(f"heap {row} is out of order")
         if len(a.heap) > 1 and any(a.heat[n, QUEUE] != q for n in heap):
             wrong.append(f"heap {row} has a leaf of another queue")
-        queued += heap if row < CLASSES else []
+        queued += heap if row < HEAPS else []
     leaves = {n for n in nodes if a.node[n, ANCHORS] == 0 and a.node[n, RESIDENT] > 0}
     if set(queued) != leaves or len(queued) != len(leaves) or len(queued) != a.scalars[HEAP_SIZE]:
         wrong.append("the queues do not hold exactly the evictable leaves")

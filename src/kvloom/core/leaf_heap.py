@@ -2,7 +2,7 @@
 
 A node is in a queue exactly while it has objects and no anchors.  Every queue is a heap with the lowest ``order`` at
 the top, in a tie the lowest node id, so that every run of the same operations evicts the same nodes.  Under ``cost``
-every queue has a second heap of the same nodes with the highest order at the top.
+the queue of every class has a second heap of the same nodes with the highest order at the top.
 """
 
 from __future__ import annotations
@@ -13,19 +13,23 @@ from kvloom.core.block_pool import page_of, pin_page, unpin_page
 from kvloom.core.fields import (
     COL_BASE,
     COLUMNS,
+    FIRST_CHECKPOINT,
     HEAP_AT,
     HEAP_SIZE,
     NTOKENS,
+    OF_LEAF,
     PINS,
     QUEUE,
     QUEUE_SIZE,
     RULE,
     RULE_PREFIX,
     RULES,
+    SIBLING_NEXT,
     SLOT_BASE,
     YOUNG_AT,
 )
-from kvloom.core.policies import BY_CLASSES, BY_FIFO, CLASSES, rank
+from kvloom.core.policies import BY_CLASSES, BY_FIFO, CLASSES, HEAPS, STRANDED, rank, resumable
+from kvloom.core.worth import value_boundary
 
 
 @inlined
@@ -37,7 +41,7 @@ def older(a: Arrays, n: int, m: int) -> bool:
 @inlined
 def _put(a: Arrays, row: int, at: int, n: int) -> None:
     a.heap[row, at] = n
-    if row < CLASSES:
+    if row < HEAPS:
         a.node[n, HEAP_AT] = at
     else:
         a.heat[n, YOUNG_AT] = at
@@ -45,13 +49,13 @@ def _put(a: Arrays, row: int, at: int, n: int) -> None:
 
 @inlined
 def _place(a: Arrays, row: int, n: int) -> int:
-    return a.node[n, HEAP_AT] if row < CLASSES else a.heat[n, YOUNG_AT]
+    return a.node[n, HEAP_AT] if row < HEAPS else a.heat[n, YOUNG_AT]
 
 
 @inlined
 def _above(a: Arrays, row: int, n: int, m: int) -> bool:
     """Whether ``n`` belongs nearer to the top of heap ``row`` than ``m``."""
-    return older(a, n, m) if row < CLASSES else older(a, m, n)
+    return older(a, n, m) if row < HEAPS else older(a, m, n)
 
 
 @jit
@@ -108,9 +112,9 @@ def join_queue(a: Arrays, n: int, q: int) -> None:
     a.scalars[HEAP_SIZE] += 1
     _put(a, q, size, n)
     _rise(a, q, size)
-    if a.policy[RULES] == BY_CLASSES:
-        _put(a, CLASSES + q, size, n)
-        _rise(a, CLASSES + q, size)
+    if a.policy[RULES] == BY_CLASSES and q < CLASSES:
+        _put(a, HEAPS + q, size, n)
+        _rise(a, HEAPS + q, size)
 
 
 @jit
@@ -121,8 +125,8 @@ def quit_queue(a: Arrays, n: int) -> None:
     a.policy[QUEUE_SIZE + q] = size
     a.scalars[HEAP_SIZE] -= 1
     _take_out(a, q, n, size)
-    if a.policy[RULES] == BY_CLASSES:
-        _take_out(a, CLASSES + q, n, size)
+    if a.policy[RULES] == BY_CLASSES and q < CLASSES:
+        _take_out(a, HEAPS + q, n, size)
     a.node[n, HEAP_AT] = -1
 
 
@@ -147,7 +151,10 @@ def _loosen(a: Arrays, n: int, loose: bool) -> None:
 @jit
 def enter_heap(a: Arrays, n: int) -> None:
     """``n`` lost its last anchor and still has objects."""
-    join_queue(a, n, rank(a, n))
+    q = rank(a, n)
+    join_queue(a, n, q)
+    if a.policy[RULES] == BY_CLASSES and q != STRANDED:
+        value_boundary(a, n, OF_LEAF)
     _loosen(a, n, True)
 
 
@@ -169,12 +176,14 @@ def succeed(a: Arrays, n: int, parent: int) -> None:
     if q == old:
         size = a.policy[QUEUE_SIZE + q]
         _replace(a, q, n, parent, size)
-        if a.policy[RULES] == BY_CLASSES:
-            _replace(a, CLASSES + q, n, parent, size)
+        if a.policy[RULES] == BY_CLASSES and q < CLASSES:
+            _replace(a, HEAPS + q, n, parent, size)
         a.node[n, HEAP_AT] = -1
     else:
         quit_queue(a, n)
         join_queue(a, parent, q)
+    if a.policy[RULES] == BY_CLASSES and q != STRANDED:
+        value_boundary(a, parent, OF_LEAF)
     _loosen(a, parent, True)
 
 
@@ -183,3 +192,15 @@ def leave_heap(a: Arrays, n: int) -> None:
     """``n`` got an anchor, or loses its objects."""
     quit_queue(a, n)
     _loosen(a, n, False)
+
+
+@jit
+def reconsider_checkpoints(a: Arrays, n: int) -> None:
+    """``n`` lost a window: checkpoints below it that nothing can resume from any more go next."""
+    c = a.node[n, FIRST_CHECKPOINT]
+    while c >= 0:
+        if a.node[c, HEAP_AT] >= 0 and a.heat[c, QUEUE] != STRANDED and not resumable(a, c):
+            quit_queue(a, c)
+            a.heat[c, QUEUE] = STRANDED
+            join_queue(a, c, STRANDED)
+        c = a.node[c, SIBLING_NEXT]

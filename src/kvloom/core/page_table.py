@@ -39,6 +39,7 @@ from kvloom.core.heat import pass_path
 from kvloom.core.prefix_index import add_anchor, touch
 from kvloom.core.reuse import count_request
 from kvloom.core.rules import blocks_at, first_block_needed
+from kvloom.core.worth import value_resumed
 from kvloom.plan import ArenaGeometry
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import AnyArray
@@ -195,6 +196,7 @@ def lease(a: Arrays, r: Rows, q: int, path: AnyArray, depth: int, checkpoint: in
     touch(a, end)
     count_request(a)
     pass_path(a, path, depth)
+    value_resumed(a, end)
     worst = 2
     for g in range(a.group.shape[0]):
         if a.group[g, RULE] == RULE_SNAPSHOT:

@@ -14,9 +14,26 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from kvloom.core._jit import inlined
+from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
-from kvloom.core.fields import DEPTH, IS_END, KEY_ADDRESS, PRIORITY, QUEUE, RULES, SPENT, USES
+from kvloom.core.fields import (
+    COL_BASE,
+    COLUMNS,
+    DEPTH,
+    IS_END,
+    KEY_ADDRESS,
+    NTOKENS,
+    PARENT,
+    PRIORITY,
+    QUEUE,
+    RULE,
+    RULE_SNAPSHOT,
+    RULE_WINDOW,
+    RULES,
+    SPENT,
+    USES,
+)
+from kvloom.core.rules import block_of, blocks_at, first_block_needed, snapshot_needed
 
 
 class Order(enum.IntEnum):
@@ -37,8 +54,12 @@ BY_FIFO = int(Order.FIFO)
 BY_CLASSES = int(Order.CLASSES)
 BY_KEY = int(Order.KEY)
 CLASSES = 8
-QUEUES = {Order.FIFO: 2, Order.CLASSES: CLASSES}
-"""Queues of leaves; one for the others."""
+STRANDED = CLASSES
+"""Queue of the leaves that no request can resume from; after those of the classes."""
+HEAPS = CLASSES + 1
+"""Heaps with the lowest order at the top; those with the highest come after them."""
+ROWS = {Order.FIFO: 2, Order.CLASSES: HEAPS + CLASSES}
+"""Heaps of leaves; one for the others."""
 KEY_SHIFT = 40
 """Built-in keys are a number below 2**20 above the stamp."""
 MOST_USES = (1 << 20) - 1
@@ -70,6 +91,28 @@ def frequency(a: Arrays, n: int) -> int:
     return max(0, min(MOST_FREQUENCY, a.node[n, USES] - a.heat[n, SPENT]))
 
 
+@jit
+def resumable(a: Arrays, n: int) -> bool:
+    """Whether every window and snapshot is there that resuming at the end of ``n`` needs."""
+    segment = a.tokens.shape[1]
+    whole = a.node[n, NTOKENS] == segment
+    position = a.node[n, DEPTH] * segment + (0 if whole else a.node[n, NTOKENS])
+    for g in range(a.group.shape[0]):
+        if a.group[g, RULE] == RULE_SNAPSHOT:
+            if snapshot_needed(a, g, position) and a.columns[n, a.group[g, COL_BASE]] < 0:
+                return False
+        elif a.group[g, RULE] == RULE_WINDOW:
+            m = n
+            begin = block_of(a, g, position - 1 - (position - 1) % segment)
+            for block in range(blocks_at(a, g, position) - 1, first_block_needed(a, g, position) - 1, -1):
+                if block < begin:
+                    m = a.node[m, PARENT]
+                    begin -= a.group[g, COLUMNS]
+                if a.columns[m, a.group[g, COL_BASE] + block - begin] < 0:
+                    return False
+    return True
+
+
 @inlined
 def rank(a: Arrays, n: int) -> int:
     """Note the place of leaf ``n`` in the order of the policy; returns its queue."""
@@ -77,7 +120,7 @@ def rank(a: Arrays, n: int) -> int:
     if rule == BY_STAMP:
         return 0
     if rule == BY_CLASSES:
-        q = 2 * use_class(a.node[n, USES]) + a.heat[n, IS_END]
+        q = 2 * use_class(a.node[n, USES]) + a.heat[n, IS_END] if resumable(a, n) else STRANDED
         a.heat[n, QUEUE] = q
         return q
     if rule == BY_FIFO:

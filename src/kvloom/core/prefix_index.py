@@ -44,14 +44,18 @@ from kvloom.core.fields import (
     PINS,
     RECYCLED,
     RESIDENT,
+    REST,
+    REST_INTERVAL,
     ROOT,
     RULE,
     RULE_PREFIX,
+    RULE_SNAPSHOT,
     RULES,
     SIBLING_NEXT,
     SIBLING_PREV,
     SLOT_BASE,
     SPINE,
+    SURPLUS,
 )
 from kvloom.core.heat import clean_heat, fold, revive
 from kvloom.core.leaf_heap import enter_heap, leave_heap, succeed
@@ -466,18 +470,29 @@ def forget_object(a: Arrays, g: int, s: int, code: int) -> None:
 
 
 @inlined
+def _first_worth(a: Arrays, g: int, n: int) -> int:
+    """Of a new object of node ``n``: snapshots at rests stay, of everything else it is said later."""
+    every = a.scalars[REST_INTERVAL]
+    whole = a.group[g, RULE] == RULE_SNAPSHOT and a.node[n, NTOKENS] == a.tokens.shape[1]
+    return REST if every > 0 and whole and a.node[n, DEPTH] * a.tokens.shape[1] % every == 0 else SURPLUS
+
+
+@inlined
 def adopt(a: Arrays, n: int, c: int, g: int, s: int) -> bool:
     """Publish the READY slot ``s`` as column ``c`` of the anchored node ``n`` unless something as good is there.
 
     An object of a worse grade is replaced.  Returns whether the index took the slot; its holders stay.  The caller
     refreshes the node's spine.
     """
-    local = a.columns[n, c]
+    local, worth = a.columns[n, c], _first_worth(a, g, n)
     if local >= 0:
         old = a.group[g, SLOT_BASE] + local
         if old == s or a.slot[old, GRADE] >= a.slot[s, GRADE]:
             return False
+        worth = max(worth, a.worth[old])
         forget_object(a, g, old, -1)
+    if a.group[g, RULE] != RULE_PREFIX:
+        a.worth[s] = worth
     move(a.slot, s, COMMITTED)
     a.columns[n, c] = s - a.group[g, SLOT_BASE]
     a.slot[s, OWNER] = n

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
-from kvloom.core.block_pool import page_of
+from kvloom.core.block_pool import head_of, page_of
 from kvloom.core.fields import (
     ANCHORS,
-    AUX_HEAD,
     BUSY,
     CARRIED,
     COL_BASE,
@@ -41,7 +40,7 @@ from kvloom.core.fields import (
     STATIC,
     USED,
 )
-from kvloom.core.policies import CLASSES
+from kvloom.core.policies import HEAPS
 
 OFTEN = 4
 
@@ -181,13 +180,14 @@ def _count(a: Arrays) -> bool:
     """
     _begin_count(a)
     for g in range(a.group.shape[0]):
-        s = a.group[g, AUX_HEAD]
-        while s >= 0:
-            _count_slot(a, g, s)
-            s = a.slot[s, NEXT]
+        for worth in range(3):
+            s = a.group[g, head_of(worth)]
+            while s >= 0:
+                _count_slot(a, g, s)
+                s = a.slot[s, NEXT]
     begun = a.scalars[PASSES] << 32
     nodes = 0
-    for q in range(min(CLASSES, a.heap.shape[0])):
+    for q in range(min(HEAPS, a.heap.shape[0])):
         for i in range(a.policy[QUEUE_SIZE + q]):
             n = a.heap[q, i]
             while n >= 0:

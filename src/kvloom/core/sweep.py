@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from kvloom.core._jit import jit
 from kvloom.core.arrays import Arrays
-from kvloom.core.eviction import evict_leaf
+from kvloom.core.eviction import evict_any
 from kvloom.core.fields import (
     ANCHORS,
-    AUX_HEAD,
     BLOCK_TOKENS,
     COL_BASE,
     COLUMNS,
     DEPTH,
     FIRST_CHECKPOINT,
     FIRST_CHILD,
-    HEAP_SIZE,
     MISSES,
     NTOKENS,
     RESIDENT,
@@ -27,8 +25,7 @@ from kvloom.core.fields import (
 )
 from kvloom.core.prefix_index import forget_object, free_node
 from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
-from kvloom.core.victim import victim
-from kvloom.types import SLOT_EVICTED, AnyArray
+from kvloom.types import AnyArray
 
 
 @jit
@@ -76,18 +73,8 @@ def evict_bytes(a: Arrays, slot_bytes: AnyArray, wanted: int) -> int:
     before = bytes_used(a, slot_bytes)
     freed = 0
     while freed < wanted:
-        oldest = -1
-        for g in range(a.group.shape[0]):
-            head = a.group[g, AUX_HEAD]
-            if head >= 0 and (oldest < 0 or a.slot_stamp[head] < a.slot_stamp[a.group[oldest, AUX_HEAD]]):
-                oldest = g
-        leaf, when = victim(a) if a.scalars[HEAP_SIZE] > 0 else (-1, 0)
-        if oldest < 0 and leaf < 0:
+        if not evict_any(a):
             break
-        if oldest >= 0 and (leaf < 0 or a.slot_stamp[a.group[oldest, AUX_HEAD]] <= when):
-            forget_object(a, oldest, a.group[oldest, AUX_HEAD], SLOT_EVICTED)
-        else:
-            evict_leaf(a, leaf)
         freed = before - bytes_used(a, slot_bytes)
     return freed
 

@@ -19,7 +19,7 @@ from kvloom.core.fields import (
     USES,
 )
 from kvloom.core.leaf_heap import join_queue, older, quit_queue
-from kvloom.core.policies import BY_CLASSES, BY_FIFO, CLASSES, frequency
+from kvloom.core.policies import BY_CLASSES, BY_FIFO, CLASSES, HEAPS, STRANDED, frequency
 from kvloom.core.reuse import index_of
 
 SMALL, MAIN = range(2)
@@ -30,13 +30,13 @@ OF_THE_OLDEST = 2, 3
 
 
 @inlined
-def _score(a: Arrays, row: int, n: int) -> int:
-    """Index of leaf ``n``, which is at the top of heap ``row``; remembered while nothing changes."""
+def _score(a: Arrays, row: int, q: int, n: int) -> int:
+    """Index of leaf ``n`` of class ``q``, end ``row`` of all classes; remembered while nothing changes."""
     tick = a.heat[n, TICK]
     if a.policy[END_NODE + row] != n or a.policy[END_TICK + row] != tick:
         a.policy[END_NODE + row] = n
         a.policy[END_TICK + row] = tick
-        a.policy[END_INDEX + row] = index_of(a, row % CLASSES, a.policy[OPENS] - tick)
+        a.policy[END_INDEX + row] = index_of(a, q, a.policy[OPENS] - tick)
     return a.policy[END_INDEX + row]
 
 
@@ -44,8 +44,10 @@ def _score(a: Arrays, row: int, n: int) -> int:
 def _least_valuable(a: Arrays) -> tuple[int, int]:
     """Of the oldest and the youngest leaf of every class the one with the lowest index, unless the oldest will do.
 
-    Also the time before which other things are older than every leaf.
+    What no request can resume from goes at once.  Also the time before which other things are older than every leaf.
     """
+    if a.policy[QUEUE_SIZE + STRANDED] > 0:
+        return a.heap[STRANDED, 0], -1
     if a.policy[SCORED_AT] != a.policy[OPENS]:
         a.policy[SCORED_AT] = a.policy[OPENS]
         for row in range(2 * CLASSES):
@@ -55,13 +57,13 @@ def _least_valuable(a: Arrays) -> tuple[int, int]:
         if a.policy[QUEUE_SIZE + q] == 0:
             continue
         n = a.heap[q, 0]
-        index = _score(a, q, n)
+        index = _score(a, q, q, n)
         if old < 0 or older(a, n, old):
             old, of_old = n, index
         if best < 0 or index < of_best or (index == of_best and older(a, n, best)):
             best, of_best = n, index
-        n = a.heap[CLASSES + q, 0]
-        index = _score(a, CLASSES + q, n)
+        n = a.heap[HEAPS + q, 0]
+        index = _score(a, CLASSES + q, q, n)
         if index < of_best:
             best, of_best = n, index
     if of_best * OF_THE_OLDEST[1] >= of_old * OF_THE_OLDEST[0]:

@@ -619,7 +619,12 @@ def _check_count(name: str, value: object, most: int) -> None:
 
 
 def _default_nodes(spec: ModelSpec, geometry: ArenaGeometry) -> int:
-    """Twice the segments and checkpoints that the arena can hold, with a floor for tiny arenas."""
-    segment = sum(g.slot_bytes * (spec.segment_tokens // g.block_tokens) for g in spec.groups if not g.is_snapshot)
+    """Twice the segments and checkpoints that the arena can hold, with a floor for tiny arenas.
+
+    Segments count without windows: those of most boundaries go long before the segment does.
+    """
+    blocks = [g for g in spec.groups if not g.is_snapshot]
+    path = [g for g in blocks if not g.window] or blocks
+    segment = sum(g.slot_bytes * (spec.segment_tokens // g.block_tokens) for g in path)
     smallest = segment or min(g.slot_bytes for g in spec.groups)
     return min(1 << 24, 2 * (geometry.arena_bytes // smallest) + 1024)

@@ -11,6 +11,7 @@ from kvloom.types import Grade, ObjectState
 if TYPE_CHECKING:
     from tests.core.reference.index import Node
 
+SURPLUS, KEPT, REST, OF_LEAF = range(4)
 ALLOCS, EVICTIONS, HITS, MISSES, COMMITS, UNKEPT = range(6)
 
 
@@ -29,6 +30,7 @@ class Slot:
     column: tuple[int, int] = (-1, -1)
     auxiliary: bool = False
     released: tuple[int, int] = (0, 0)
+    worth: int = SURPLUS
 
     @property
     def evictable(self) -> bool:
@@ -169,6 +171,16 @@ class Arena:
             self.emptiable[slot.group].append(slot.page)
             self.pages[slot.page].since = self.clock
 
-    def auxiliary(self, group: int) -> list[Slot]:
+    def auxiliary(self, group: int, worth: int) -> list[Slot]:
         """Windows or snapshots of segments that may go one by one, least recently released first."""
-        return sorted((s for s in self.slots[group] if s.auxiliary and s.evictable), key=lambda s: s.released)
+        listed = (s for s in self.slots[group] if s.auxiliary and s.evictable and s.worth == worth)
+        return sorted(listed, key=lambda s: s.released)
+
+    def revalue(self, slot: Slot, worth: int) -> None:
+        """An auxiliary object goes to the end of another list."""
+        slot.worth = worth
+        if not slot.holders:
+            self._releases += 1
+            slot.released = (self.clock, self._releases)
+            self._leave_emptiable(slot)
+            self.settle()

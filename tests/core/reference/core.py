@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from tests.core.reference.arena import COMMITS, EVICTIONS, Arena, Slot
+from tests.core.reference.arena import COMMITS, EVICTIONS, KEPT, REST, SURPLUS, Arena, Slot
 from tests.core.reference.index import Index, Node, Place
-from tests.core.reference.policies import make_rules
+from tests.core.reference.policies import Cost, make_rules
 from tests.core.reference.rules import Group
+from tests.core.reference.worth import Worth
 
 from kvloom.eviction import EvictionPolicy
 from kvloom.plan import ArenaGeometry
@@ -29,6 +30,9 @@ class Core:
         self.index = Index(places, spec.segment_tokens, columns)
         self.rules = make_rules(policy, lambda: self.arena.clock)
         self.index.rules = self.rules
+        self.worth = Worth(self, spec)
+        if isinstance(self.rules, Cost):
+            self.rules.leaf = self.worth.joined
         self.graveyard: list[tuple[Slot, int]] = []
 
     def settle(self) -> None:
@@ -77,10 +81,13 @@ class Core:
     def adopt(self, node: Node, place: Place, slot: Slot) -> None:
         """Publish a READY slot, unless something of the same grade or a better one is there."""
         present = node.columns[place]
+        worth = self.worth.first(slot.group, node)
         if isinstance(present, Slot):
             if present is slot or present.grade >= slot.grade:
                 return
+            worth = max(worth, present.worth)
             self.forget(present, -1)
+        slot.worth = worth
         slot.state = ObjectState.COMMITTED
         slot.owner, slot.column = node, place
         slot.auxiliary = node.is_segment and self.groups[slot.group].kind not in PREFIX_KINDS
@@ -98,42 +105,77 @@ class Core:
             if isinstance(slot, Slot):
                 self.forget(slot, SLOT_EVICTED)
 
+    def _evict_auxiliary(self, slot: Slot) -> None:
+        node = slot.owner
+        assert node is not None
+        self.forget(slot, SLOT_EVICTED)
+        self.worth.lost(node)
+
+    def _evict_useless(self, group: int | None) -> bool:
+        """What ``cost`` gives first: stranded leaves, surplus, rests; of one group where it has some."""
+        if not self.worth.on:
+            return False
+        stranded = [n for n in self.index.leaves() if n.stranded]
+        if stranded:
+            self.evict_leaf(stranded[0])
+            return True
+        for worth in (SURPLUS, REST):
+            own = [] if group is None else self.arena.auxiliary(group, worth)
+            slot = own[0] if own else None
+            if slot is None and (group is None or not self.arena.static):
+                slot = self._oldest_head(worth)
+            if slot is not None:
+                self._evict_auxiliary(slot)
+                return True
+        return False
+
     def evict_oldest(self) -> bool:
-        """Evict the window or snapshot used longest ago, or the leaf that the policy picks, whichever is older."""
+        """Evict what is useless, else the window or snapshot used longest ago or the leaf that the policy picks."""
+        if self._evict_useless(None):
+            return True
         leaves = self.index.leaves()
         leaf, when = self.rules.pick(leaves) if leaves else (None, 0)
-        heads = [self.arena.auxiliary(g.index)[0] for g in self.groups if self.arena.auxiliary(g.index)]
-        head = min(heads, key=lambda s: (s.released[0], s.group), default=None)
+        head = self._oldest_head(KEPT if self.worth.on else SURPLUS)
         if head is not None and (leaf is None or head.released[0] <= when):
-            self.forget(head, SLOT_EVICTED)
+            self._evict_auxiliary(head)
         elif leaf is not None:
             self.evict_leaf(leaf)
-        return head is not None or bool(leaves)
+        return head is not None or leaf is not None
+
+    def _oldest_head(self, worth: int) -> Slot | None:
+        lists = [self.arena.auxiliary(g.index, worth) for g in self.groups]
+        return min((listed[0] for listed in lists if listed), key=lambda s: (s.released[0], s.group), default=None)
 
     def _empty_page(self, group: int, page: int) -> None:
         for slot in self.arena.used_on(group, page):
             if slot.owner is not None and slot.auxiliary:
-                self.forget(slot, SLOT_EVICTED)
+                self._evict_auxiliary(slot)
             elif slot.owner is not None:
                 self.evict_leaf(slot.owner)
 
     def _make_room(self, group: int) -> bool:
         """Evict the oldest of: the leaf that the policy picks, an object of this group, a page of another group.
 
-        In a tie the object goes first, then the leaf, then pages in the order of groups.
+        In a tie the object goes first, then the leaf, then pages in the order of groups.  Under ``cost`` what is
+        useless goes before all of these, and pages only when there is nothing else.
         """
+        arena = self.arena
+        if self._evict_useless(group):
+            return True
         leaves = self.index.leaves()
-        picked = [self.rules.pick(leaves)] if leaves else []
-        others = [] if self.arena.static else [g.index for g in self.groups if g.index != group]
-        candidates: list[tuple[int, int, Callable[[], None]]] = [
-            *((s.released[0], -2, partial(self.forget, s, SLOT_EVICTED)) for s in self.arena.auxiliary(group)[:1]),
-            *((when, -1, partial(self.evict_leaf, leaf)) for leaf, when in picked),
-            *(
-                (self.arena.pages[page].since, g, partial(self._empty_page, g, page))
-                for g in others
-                for page in self.arena.emptiable[g][:1]
-            ),
-        ]
+        candidates: list[tuple[int, int, Callable[[], None]]] = []
+        if leaves:
+            leaf, when = self.rules.pick(leaves)
+            candidates.append((when, -1, partial(self.evict_leaf, leaf)))
+        own = arena.auxiliary(group, KEPT if self.worth.on else SURPLUS)[:1]
+        candidates += [(slot.released[0], -2, partial(self._evict_auxiliary, slot)) for slot in own]
+        if not arena.static and not (self.worth.on and candidates):
+            candidates += [
+                (arena.pages[page].since, g.index, partial(self._empty_page, g.index, page))
+                for g in self.groups
+                if g.index != group
+                for page in arena.emptiable[g.index][:1]
+            ]
         if not candidates:
             return False
         min(candidates, key=lambda c: c[:2])[2]()

@@ -30,7 +30,7 @@ class Node:
         self.stamp = 0
         # what eviction policies know: see ``tests.core.reference.policies``
         self.uses = self.folded = self.priority = self.spent = self.since = self.tick = 0
-        self.is_end = self.main = False
+        self.is_end = self.main = self.queued = self.stranded = False
         self.trial: int | None = None
 
     @property
@@ -114,6 +114,10 @@ class Index:
             if node in living:
                 self._rules.revived(node)
         self.ghosts = [n for n in self.ghosts if n not in living] + dead
+        for node in self.all_nodes():
+            if node.evictable and not node.queued:
+                self._rules.joined(node)
+            node.queued = node.evictable
 
     @property
     def _rules(self) -> Rules:

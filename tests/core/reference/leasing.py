@@ -35,6 +35,7 @@ def lease(
         core.hold_node(stand)
         core.touch(stand)
     core.rules.opened(sequence.node)
+    core.worth.resumed(sequence.node)
     if hit is not sequence.node:
         core.rules.resumed(hit)
     sources: dict[int, Slot] = {}

@@ -69,6 +69,9 @@ class Rules:
     def forgotten(self, node: Node) -> None:
         """A ghost went."""
 
+    def joined(self, node: Node) -> None:
+        """The node became a leaf that may be evicted."""
+
 
 class Counting(Rules):
     """Counts uses where requests end, and moves what is new to the parent when a leaf dies."""
@@ -166,6 +169,7 @@ class Cost(Counting):
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
         self.reuse = Reuse()
+        self.leaf: Callable[[Node], None]
 
     def born(self, node: Node) -> None:
         super().born(node)
@@ -219,10 +223,16 @@ class Cost(Counting):
     def forgotten(self, node: Node) -> None:
         self.reuse.expired(node)
 
+    def joined(self, node: Node) -> None:
+        self.leaf(node)
+
     def pick(self, leaves: Sequence[Node]) -> tuple[Node, int]:
         def index(node: Node) -> int:
             return self.reuse.index(class_of(node), node.tick)
 
+        stranded = [n for n in leaves if n.stranded]
+        if stranded:
+            return min(stranded, key=_by_stamp), -1
         oldest = min(leaves, key=_by_stamp)
         best = None
         for c in range(8):
