@@ -5,6 +5,7 @@
 # make wheel-check  the wheel, without torch, on every Python that is here
 # make test-long   100,000 random operations: the core against its plain reference, under every policy or POLICY=...
 # make replay-traces TRACES=DIR  full public traces: LRU agrees with a plain one, cost is never worse
+# make bench-core PEERS="vllm=PYTHON sglang=PYTHON"  the metadata core beside other cache managers
 # make gpu-check   verify-model for five families on CUDA (says so when there is no CUDA device)
 
 VENV  := .venv
@@ -15,7 +16,7 @@ STAMP := $(VENV)/.kvloom-setup
 # Threads that wait by spinning are several times slower when the cores have other work too.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup demo check test test-long replay-traces gpu-check wheel-check
+.PHONY: setup demo check test test-long replay-traces bench-core gpu-check wheel-check
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -41,6 +42,9 @@ test-long: setup
 
 replay-traces: setup
 	$(BIN)/python tools/replay_traces.py "$(TRACES)"
+
+bench-core: setup
+	$(BIN)/kvloom bench core $(foreach peer,$(PEERS),--peer $(peer)) --output benchmarks/results/core.json $(BENCH)
 
 gpu-check: setup
 	$(BIN)/python tools/gpu_check.py

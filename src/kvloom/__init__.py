@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         SequenceError,
         SpecError,
         StaleLeaseError,
+        TableFullError,
         UnsupportedError,
         WrongThreadError,
     )
@@ -67,6 +68,7 @@ _HOME = {
     "SpecError": "kvloom.errors",
     "StaleLeaseError": "kvloom.errors",
     "Stats": "kvloom.manager",
+    "TableFullError": "kvloom.errors",
     "TensorSpec": "kvloom.spec.model_spec",
     "TokenRange": "kvloom.manager.ranges",
     "UnsupportedError": "kvloom.errors",
@@ -106,6 +108,7 @@ __all__ = [
     "SpecError",
     "StaleLeaseError",
     "Stats",
+    "TableFullError",
     "TensorSpec",
     "TokenRange",
     "UnsupportedError",

@@ -60,6 +60,10 @@ class IntegrityError(KVLoomError):
     """``check_integrity`` found the books of the manager inconsistent."""
 
 
+class TableFullError(KVLoomError):
+    """A table of places has no room for another entry."""
+
+
 class UnsupportedError(KVLoomError):
     """The operation is not possible with this cache (batches, beams, crop, ...)."""
 

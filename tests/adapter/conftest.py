@@ -90,6 +90,7 @@ def lab() -> Iterator[Lab]:
     """One thread for tiny models: faster, and the same arithmetic on every machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    torch.set_grad_enabled(True)  # an interrupted ``generate`` of an earlier test may have left it off
     lab = Lab()
     yield lab
     lab.close()

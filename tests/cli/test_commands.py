@@ -109,7 +109,7 @@ def test_spec_table(invoke) -> None:
         (["missing/config.json"], "no such file"),
         (["mistral-7b", "--block-size", "0"], "block_size = 0"),
         (["mistral-7b", "--context", "0"], "context"),
-        (["mistral-7b", "--context", "9" * 30], "use a smaller --context"),
+        (["mistral-7b", "--context", "9" * 30], "context: at most 1073741824 tokens"),
         (["mistral-7b", "--block-size", "9" * 30], "block_size"),
         (["mistral-7b", "--segment", str(128 * 10**30)], "segment"),
         (["/dev/zero"], "a device"),

@@ -153,6 +153,7 @@ def test_unicode_documents_work(invoke, model_dir: Path, tmp_path: Path) -> None
         (["--on", "meta"], "meta"),
         (["--device", "9" * 400 + "TiB"], "1024 TiB"),
         (["--block-size", "9" * 30], "block_size"),
+        (["--device", "1000TiB"], "use a smaller --device"),
         (["--dtype", "int3"], "int3"),
     ],
 )

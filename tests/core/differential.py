@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.core.reference.leasing import fork
 from tests.core.reference.manager import RefManager
 from tests.core.reference.plans import Ticket
 from tests.core.reference.sequence import RefSequence
+from tests.core.workshop import cut_statically
 from tests.core.worlds import World
 
 from kvloom.config import Device
@@ -56,13 +58,14 @@ class Life:
         self.world = world
         self.random = random.Random(seed)
         self.seed = seed
-        self.fast = Manager(
-            world.spec,
-            [Device(world.arena)],
-            max_sequences=world.max_sequences,
-            max_nodes=world.max_nodes,
-            policy=policy,
-        )
+        with cut_statically() if world.split else nullcontext():
+            self.fast = Manager(
+                world.spec,
+                [Device(world.arena)],
+                max_sequences=world.max_sequences,
+                max_nodes=world.max_nodes,
+                policy=policy,
+            )
         self.ref = RefManager.beside(self.fast, world.max_sequences)
         self.ranked = self.fast.policy.name == "priority"
         self.sequences: list[Running] = []

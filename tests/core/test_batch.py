@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +12,7 @@ from tests.core import specs
 from tests.core.toy_engine import ToyEngine
 from tests.core.workshop import engine, ids, prompt_of, squeezed, view
 
-from kvloom.errors import CapacityError, InputError, SequenceError
+from kvloom.errors import CapacityError, InputError, SequenceError, UnsupportedError
 from kvloom.manager import CachedSequence
 from kvloom.manager.manager import Batch
 from kvloom.spec.model_spec import ModelSpec
@@ -198,3 +200,40 @@ def test_a_batch_notices_who_closed_or_broke() -> None:
             s.close()
         e.manager.check_integrity()
         e.manager.clear()
+
+
+def test_a_batch_serves_the_manager_that_made_it_and_no_other() -> None:
+    target, draft = engine(specs.FULL, 300), engine(specs.FULL, 300)
+    one, other = started(target, 1)[0], started(draft, 1)[0]
+    foreign = draft.manager.batch([other])
+    for call in (lambda: target.manager.step(foreign, ids([7])), lambda: target.manager.finish(foreign)):
+        with pytest.raises(InputError, match="belongs to another manager"):
+            call()
+    with pytest.raises(InputError, match="a Batch is expected"):
+        target.manager.finish(None)  # type: ignore[arg-type]
+    assert (one.length, other.length) == (5, 5)
+    target.manager.check_integrity()
+    draft.manager.check_integrity()
+
+
+def test_nothing_of_a_manager_is_copied_or_pickled() -> None:
+    e = engine(specs.FULL, 300)
+    running = started(e, 1)
+    for thing in (e.manager, running[0], e.manager.batch(running)):
+        for way in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(UnsupportedError, match="cannot be copied or pickled"):
+                way(thing)
+
+
+def test_tokens_of_a_step_may_be_strided_or_read_only() -> None:
+    e = engine(specs.FULL, 300)
+    batch = e.manager.batch(started(e, 2))
+    strided = np.arange(8, dtype=np.int32).reshape(2, 4)[:, 1]
+    fixed = ids([3, 4])
+    fixed.flags.writeable = False
+    for tokens in (strided, fixed):
+        assert e.manager.step(batch, tokens) == ()
+        for sequence, token in zip(batch.sequences, tokens.tolist(), strict=True):
+            e.compute(sequence, [token])
+    finish(e, batch)
+    assert [s.tokens[-2:].tolist() for s in batch.sequences] == [[1, 3], [5, 4]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from tests.core import specs
 from tests.core.specs import blocks, window
-from tests.core.workshop import engine, ids, prompt_of, reason_list
+from tests.core.workshop import engine, ids, prompt_of, reason_list, split_engine
 
 from kvloom.config import Device
 from kvloom.core.fields import COMMITS, EVICTIONS, GENERATION, PAGE_GROUP, PAGE_USED, USED
@@ -212,7 +212,7 @@ def _slots_of(sequence: object) -> list[int]:
 
 def test_b5_a_commit_that_has_to_evict_makes_one_decision() -> None:
     """The arena is full of cached objects: each commit evicts what it needs, publishes once, and that is all."""
-    e = engine(specs.STATE_ONLY, 40, max_nodes=60)
+    e = split_engine(specs.STATE_ONLY, 40, max_nodes=60)
     assert e.manager.geometry.num_slots.tolist() == [8, 8]
     for variant in range(9):
         e.request(prompt_of(5, variant))

@@ -8,6 +8,7 @@ import pytest
 from tests.core import specs
 from tests.core.workshop import engine, ids, prompt_of, reason_list
 
+from kvloom.errors import InputError, SequenceError
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import Kind, Reason
 
@@ -209,3 +210,15 @@ def test_clearing_while_sequences_run() -> None:
     assert e.open(prompt).reused == 32
     e.manager.check_integrity()
     assert e.open(ids(prompt).tolist()).reused == 32
+
+
+def test_the_plan_of_another_manager_is_refused() -> None:
+    mine, other = engine(specs.RECURRENT, 300), engine(specs.RECURRENT, 300)
+    restore = mine.manager.open(ids(prompt_of(9))).restore
+    waiting = other.manager.open(ids(prompt_of(9)))
+    assert restore.ticket == waiting.restore.ticket
+    for call in (other.manager.complete, other.manager.abandon):
+        with pytest.raises(InputError, match="another manager's"):
+            call(restore)
+    with pytest.raises(SequenceError, match="restore plan was not completed"):
+        waiting.append(ids([1]))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from tests.core.toy_engine import ToyEngine
@@ -12,6 +13,7 @@ from tests.core.toy_engine import ToyEngine
 from kvloom.config import Device
 from kvloom.core.block_pool import release, take_slot
 from kvloom.core.fields import ALLOCS, ANCHORS, NTOKENS, OWNER, PINS, RESIDENT, SLOT_BASE, STATE
+from kvloom.core.geometry import split_statically
 from kvloom.core.page_table import FIRST, LAST, Rows, place
 from kvloom.manager import CachedSequence, Manager
 from kvloom.manager.tickets import Copy
@@ -24,6 +26,19 @@ KIB = 1024
 def engine(spec: ModelSpec, kib: int, **options: Any) -> ToyEngine:
     """A toy engine on a fresh manager with an arena of ``kib`` KiB."""
     return ToyEngine(Manager(spec, [Device(kib * KIB)], **options))
+
+
+def cut_statically() -> AbstractContextManager[Any]:
+    """While inside, new managers split their arenas statically, although pages could move in them."""
+    return patch("kvloom.manager.manager.plan_geometry", split_statically)
+
+
+def split_engine(spec: ModelSpec, kib: int, **options: Any) -> ToyEngine:
+    """A toy engine on an arena of ``kib`` KiB that is split statically, so that one group alone can be short."""
+    with cut_statically():
+        e = engine(spec, kib, **options)
+    assert e.manager.geometry.static_split
+    return e
 
 
 def prompt_of(length: int, variant: int = 0) -> list[int]:

@@ -27,7 +27,20 @@ UNSAFE_ATTRIBUTES = {
 }
 UNSAFE_KEYWORDS = {"allow_pickle", "trust_remote_code", "shell"}
 
-DECIDES = ("manager", "core", "kinds", "spec", "verify", "recovery", "eviction", "plan", "types", "errors", "config")
+DECIDES = (
+    "manager",
+    "core",
+    "page_tables",
+    "kinds",
+    "spec",
+    "verify",
+    "recovery",
+    "eviction",
+    "plan",
+    "types",
+    "errors",
+    "config",
+)
 NOT_WHERE_DECIDED = {
     "torch",
     "transformers",

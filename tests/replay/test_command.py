@@ -102,6 +102,7 @@ def test_the_report_is_one_file_without_links(invoke, short: Path, tmp_path: Pat
     ("arguments", "words"),
     [
         (["--model", "llama-3.1-8b", "--device", "0%"], ["device '0%'", "10%"]),
+        (["--model", "llama-3.1-8b", "--device", "1000TiB", "--block", "1"], ["'1000TiB'", "smaller --device"]),
         (["--model", "llama-3.1-8b", "--device", "1KiB"], ["device tier of 1024 bytes", "at least"]),
         (["--model", "lama-3.1-8b", "--device", "5%"], ["did you mean llama-3.1-8b"]),
         (["--model", "llama-3.1-8b", "--device", "5%", "--policy", "best"], ["policy 'best'", "s3-fifo, or all"]),

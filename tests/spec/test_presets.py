@@ -104,6 +104,7 @@ def test_every_preset_reports(name: str) -> None:
     page = spec_page(spec)
     assert page.page_bytes % PAGE_ALIGN == 0
     assert page.worst_waste <= 0.04
+    assert report["pages_by_tier"][-1]["bytes"] == report["page"]["bytes"] == page.page_bytes
     console = Console(width=160, record=True)
     console.print(spec_table(report))
     text = console.export_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -56,11 +57,15 @@ def _root(
 
 def _list_presets(asked: bool) -> None:
     if asked:
-        from kvloom.cli.streams import screen
+        from kvloom.cli.streams import emit_json, screen
         from kvloom.cli.tables import facts
         from kvloom.spec.presets import PRESETS
 
-        screen().print(facts([(name, preset.summary) for name, preset in PRESETS.items()]))
+        presets = {name: preset.summary for name, preset in PRESETS.items()}
+        if "--json" in sys.argv:
+            emit_json({"presets": presets})
+        else:
+            screen().print(facts(list(presets.items())))
         raise typer.Exit
 
 

@@ -13,6 +13,7 @@ from kvloom.cli.failures import guarded
 from kvloom.cli.warmup import ensure_compiled
 
 if TYPE_CHECKING:
+    from kvloom.bench.core.sides import Side
     from kvloom.bench.fragmentation import Row
     from kvloom.cli.tables import Sheet
 
@@ -51,6 +52,107 @@ def fragmentation(
         streams.emit_json({"block_size": BLOCK, "rows": [row.to_json() for row in rows]})
     else:
         streams.screen().print(_table(rows))
+    return 0
+
+
+@bench.command()
+@guarded
+def tables(
+    entries: Annotated[int, typer.Option(min=10_000, help="Largest cuckoo table.")] = 10_000_000,
+    device: Annotated[str, typer.Option(help="Device tier whose metadata is added up.")] = "64GiB",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+    ] = False,
+) -> int:
+    """Digests of prefixes, the table from digests to places, and metadata bytes per KV byte for every preset."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from kvloom.bench.tables import run_all
+    from kvloom.cli.bench_tables import sheets
+    from kvloom.config import parse_size
+
+    device_bytes = parse_size(device)
+    ensure_compiled()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=streams.progress(), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("warming up")
+        result = run_all(
+            lambda what, done, of: progress.update(task, description=what, completed=done, total=of),
+            most_entries=entries,
+            device_bytes=device_bytes,
+        )
+    if as_json:
+        streams.emit_json(result.to_json())
+    else:
+        for sheet in sheets(result):
+            streams.screen().print(sheet)
+    return 0
+
+
+@bench.command()
+@guarded
+def core(
+    config: Annotated[
+        str, typer.Option(help="full, gptoss, gemma3, dsv4: which, with commas between (default: all).")
+    ] = "",
+    case: Annotated[
+        str,
+        typer.Option(
+            help="cold, hit50, hit100, chunked, decode256, free, evict, adversarial, lists, digests (default: all)."
+        ),
+    ] = "",
+    tokens: Annotated[str, typer.Option(help="Prompt lengths (default: 8192,32768,131072).")] = "",
+    objects: Annotated[int, typer.Option(help="Objects in the index before anything is measured.", min=1)] = 1_000_000,
+    evict_objects: Annotated[
+        str,
+        typer.Option(help="Index sizes for eviction and lookup (default: 10000,100000,1000000; 10000000 takes 6 GB)."),
+    ] = "",
+    repeats: Annotated[int, typer.Option(help="Turns of every side.", min=5)] = 5,
+    segment: Annotated[
+        int | None, typer.Option(help="Tokens per segment (default: the largest block, as finely as it can be cut).")
+    ] = None,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help="vllm=PYTHON or sglang=PYTHON: measure beside it; the Python of its own environment."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the JSON object to this file too.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+    ] = False,
+) -> int:
+    """What the metadata work of a request costs: lookup, lease, allocation, commit, eviction; alone or beside peers."""
+    from kvloom.bench.core.report import report, write
+    from kvloom.bench.core.run import CASES, EVICT_OBJECTS, TOKENS, Settings, run_all
+    from kvloom.bench.core.scenario import CONFIGS
+    from kvloom.bench.core.sides import Local, Peer, PeerName
+    from kvloom.cli.bench_core import core_table, names, numbers
+
+    settings = Settings(
+        names(config, "config", CONFIGS),
+        names(case, "case", CASES),
+        numbers(tokens, "tokens", TOKENS),
+        objects,
+        numbers(evict_objects, "evict-objects", EVICT_OBJECTS),
+        repeats,
+    )
+    peers = [PeerName.parse(text) for text in peer or []]
+    sides: list[Side] = [Local(segment)]
+    ensure_compiled()
+    try:
+        sides += [Peer(name) for name in peers]
+        versions = {side.name: side.version() for side in sides}
+        with streams.progress().status("") as spinner:
+            rows = list(run_all(settings, sides, spinner.update))
+        result = report(settings, sides, versions, rows)
+    finally:
+        for side in sides:
+            side.close()
+    if output is not None:
+        write(output, result)
+    if as_json:
+        streams.emit_json(result)
+    else:
+        streams.screen().print(core_table(rows))
     return 0
 
 

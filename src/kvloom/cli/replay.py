@@ -101,16 +101,21 @@ def _run(paths: list[Path], options: ReplayOptions) -> list[RunReport]:
     )
 
     from kvloom.engine.files import require_file
+    from kvloom.engine.memory import require_books
     from kvloom.replay.readers import read_trace
     from kvloom.replay.runs import load_spec
     from kvloom.replay.runs import replay as replay_trace
+    from kvloom.replay.sizes import trace_block_bytes
     from kvloom.spec.presets import PRESETS
 
     if options.model.lower() not in PRESETS:
         require_file(options.model)
     traces: list[Trace] = [read_trace(path, block=options.block) for path in paths]
     for trace in traces:
-        load_spec(options, trace)  # a model that cannot be used is said before anything runs
+        spec = load_spec(options, trace)  # what cannot be used is said before anything runs
+        unit = trace_block_bytes(spec, trace.block)
+        for device in options.devices:
+            require_books(spec, device.device_bytes(spec, trace.unique, unit), device.asked)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -15,6 +15,7 @@ from kvloom.cli import streams
 from kvloom.cli.warmup import ensure_compiled
 from kvloom.config import CacheConfig, format_size
 from kvloom.demo.result import grade_name, kind_rows
+from kvloom.engine.memory import require_tier
 from kvloom.engine.prompts import DocumentPrompts, read_document
 from kvloom.errors import CapacityError, InputError
 from kvloom.manager.ranges import TokenRange
@@ -63,6 +64,7 @@ def run_command(options: RunOptions) -> int:
 
     ensure_compiled()
     settings = options.settings
+    require_tier(settings.device, model.device)
     with attach(model, device=settings.device, block_size=settings.block_size, segment=options.segment) as engine:
         _check_fit(engine, max(len(ids) for _, ids in asked), options.max_new_tokens)
         seconds = read_into_cache(engine, prompts.document_ids, settings.default_floor, status)

@@ -47,13 +47,14 @@ def spec_table(report: dict[str, Any]) -> RenderableType:
 
 
 def _facts(report: dict[str, Any]) -> list[tuple[str, str]]:
-    page = report["page"]
+    page, pages = report["page"], report["pages_by_tier"]
     return [
         ("global bytes per token", f"{report['global_bytes_per_token']:,}"),
         ("bytes of full windows", f"{report['window_bytes']:,}"),
         ("exact window replay", f"{report['exact_replay_tokens']:,} tokens"),
         ("LCM / segment", f"{report['lcm_tokens']:,} / {report['segment_tokens']:,} tokens"),
         ("page", f"{_size(page['bytes'])}, worst waste {page['worst_waste']:.1%}"),
+        ("page by tier", ", ".join(f"{_size(row['bytes'])} from {_size(row['tier_bytes'])}" for row in pages)),
         ("slots of one request at its peak", _size(report["slot_bytes_per_request"])),
     ]
 

@@ -14,6 +14,7 @@ from importlib import resources
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import types
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,7 +43,27 @@ def _compile(function: F, **options: Any) -> F:
         stamped._source_stamp = (stamped._source_stamp, _sources_stamp())
     else:  # another Numba keeps it elsewhere: rather compile every time than run stale code
         compiled = numba.njit(**options)(function)
-    return cast("F", compiled)
+    return _widening(compiled)
+
+
+def _widening(compiled: Any) -> Any:
+    """Let calls from compiled code hand over every integer as int64, so that each function is compiled only once.
+
+    Numba would compile a version for every mix of 32-bit, 64-bit and literal integers, three on average.
+    """
+    template = compiled.get_call_template
+
+    def get_call_template(args: tuple[Any, ...], kws: dict[str, Any]) -> Any:
+        return template(tuple(_widest(a) for a in args), kws)
+
+    compiled.get_call_template = get_call_template
+    return compiled
+
+
+def _widest(kind: Any) -> Any:
+    if isinstance(kind, types.IntegerLiteral):
+        kind = kind.literal_type
+    return types.int64 if isinstance(kind, types.Integer) and getattr(kind, "signed", False) else kind
 
 
 def jit(function: F) -> F:

@@ -144,10 +144,15 @@ def step_rows(
 
 @jit
 def close_row(h: AnyArray, q: int, whole: bool) -> None:
-    """Release everything that row ``q`` holds; ``whole``: its state can be trusted.  The clock ticks first."""
+    """Release everything that row ``q`` holds; ``whole``: its state can be trusted.  The clock ticks first.
+
+    A row that was closed already is left alone.
+    """
     a, r = arrays_of(h), rows_of(h)
     a.scalars[CLOCK] += 1
     node = r.state[q, NODE]
+    if node < 0:
+        return
     if whole:
         republish(a, r, q)
     value_boundary(a, node, KEPT)
@@ -155,3 +160,4 @@ def close_row(h: AnyArray, q: int, whole: bool) -> None:
     touch(a, node)
     end_at(a, node, r.state[q, ROW_PRIORITY])
     drop_anchor(a, node)
+    r.state[q, NODE] = -1

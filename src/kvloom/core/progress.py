@@ -81,6 +81,9 @@ def publish(a: Arrays, r: Rows, q: int, ids: AnyArray, used: int) -> int:
     while True:
         start = r.state[q, PUBLISHED] * segment
         filled = r.state[q, LENGTH] - (len(ids) - used) - start
+        if filled >= segment:  # ids were lost to an interrupt: nothing after them can be named
+            r.state[q, DETACHED] = 1
+            return len(ids)
         if filled + len(ids) - used < segment:
             break
         parent = r.state[q, NODE]
@@ -253,6 +256,8 @@ def begin_step(a: Arrays, r: Rows, rows: AnyArray, tokens: AnyArray, vocabulary:
             return i, full
         r.state[q, PENDING] = 1
         r.state[q, STEPPED] = 1
+        if length - r.state[q, PUBLISHED] * segment >= segment:  # a step that was interrupted, see ``publish``
+            r.state[q, DETACHED] = 1
         if r.state[q, DETACHED] == 0:
             r.tail[q, length - r.state[q, PUBLISHED] * segment] = tokens[i]
     return -1, 0

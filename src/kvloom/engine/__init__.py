@@ -1,3 +1,3 @@
-"""Joining the manager's decisions and a model's computing: prompts, files, timed answers, cold runs to compare with."""
+"""Joining the manager's decisions and a model's computing: prompts, files, memory, timed answers, cold runs."""
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from kvloom.core.fields import (
     SLOT_BASE,
     STATE,
 )
-from kvloom.core.geometry import fits, plan_geometry, smallest_arena
+from kvloom.core.geometry import fits, plan_geometry, smallest_arena, split_note
 from kvloom.core.handle import make_handle
 from kvloom.core.integrity import check_books
 from kvloom.core.lifecycle import QUARANTINED
@@ -54,6 +54,7 @@ from kvloom.manager.buffers import TokenBuffers
 from kvloom.manager.explain import Findings, explain
 from kvloom.manager.inputs import TokenRules, checked_keys, checked_plan, grade_of, whole_number
 from kvloom.manager.sequence import CachedSequence
+from kvloom.manager.single import Single
 from kvloom.manager.stats import Stats, collect_stats
 from kvloom.manager.tickets import Tickets
 from kvloom.plan import ArenaGeometry, CopyPlan
@@ -86,17 +87,40 @@ class Namespace:
     layout: bytes
 
 
-@dataclass(slots=True)
-class Batch:
-    """Sequences that decode together; made by ``Manager.batch``."""
+class Batch(Single):
+    """Sequences that decode together; made by ``Manager.batch`` for that manager.
 
-    sequences: tuple[CachedSequence, ...]
-    rows: Int32Array
-    ended: Int32Array
-    checked: int
+    Attributes:
+        sequences: in the order of the tokens that ``Manager.step`` takes.
+    """
+
+    __slots__ = ("_checked", "_ended", "_manager", "_rows", "sequences")
+
+    def __init__(self, manager: Manager, sequences: tuple[CachedSequence, ...], rows: Int32Array, checked: int) -> None:
+        self.sequences = sequences
+        self._manager = manager
+        self._rows = rows
+        self._ended = np.empty_like(rows)
+        self._checked = checked
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def rows_for(self, manager: Manager, changes: int) -> tuple[Int32Array, Int32Array]:
+        """Its rows, and a scratch array as long, once every sequence can go on (asked anew after ``changes``).
+
+        Raises InputError when another manager asks, SequenceError for a sequence that cannot go on.
+        """
+        if self._manager is not manager:
+            raise InputError("the batch belongs to another manager; make one with this manager's own batch method")
+        if self._checked != changes:
+            for sequence in self.sequences:
+                sequence.require_usable()
+            self._checked = changes
+        return self._rows, self._ended
 
 
-class Manager:
+class Manager(Single):
     """KV-cache manager for one model on one device tier.
 
     Args:
@@ -219,16 +243,7 @@ class Manager:
     def _start(
         self, hit: VerifiedHit, prompt: Int32Array, floor: Grade, found: Findings, priority: int
     ) -> CachedSequence:
-        if not self._free_rows:
-            raise CapacityError(
-                f"{len(self._running)} sequences are running, the most this manager was made for; close one, "
-                "or make it with a larger max_sequences",
-                needed=0,
-                cap=self.cap,
-                in_use=self.in_use(),
-                never_fits=False,
-            )
-        row = self._free_rows.pop()
+        row = self._free_row()
         try:
             sequence = CachedSequence.lease(self, row, hit, prompt, floor, found, priority)
         except BaseException:
@@ -239,15 +254,7 @@ class Manager:
 
     def adopt_fork(self, make: Callable[[int], CachedSequence]) -> CachedSequence:
         """Run ``make`` with a free row and register the sequence it returns (used by ``CachedSequence.fork``)."""
-        if not self._free_rows:
-            raise CapacityError(
-                "no row is free for a fork; close a sequence or raise max_sequences",
-                needed=0,
-                cap=self.cap,
-                in_use=self.in_use(),
-                never_fits=False,
-            )
-        row = self._free_rows.pop()
+        row = self._free_row()
         try:
             sequence = make(row)
         except BaseException:
@@ -256,10 +263,25 @@ class Manager:
         self._running[row] = sequence
         return sequence
 
+    def _free_row(self) -> int:
+        """A row of the block tables; CapacityError when all are taken."""
+        if not self._free_rows:  # an interrupt may have lost one
+            self._free_rows = [row for row in range(len(self.rows.state)) if row not in self._running]
+        if not self._free_rows:
+            raise CapacityError(
+                f"{len(self._running)} sequences are running, the most this manager was made for; close one, "
+                "or make it with a larger max_sequences",
+                needed=0,
+                cap=self.cap,
+                in_use=self.in_use(),
+                never_fits=False,
+            )
+        return self._free_rows.pop()
+
     def retire(self, row: int) -> None:
         """Give a closed sequence's row back (called by ``CachedSequence.close``)."""
-        del self._running[row]
-        self._free_rows.append(row)
+        if self._running.pop(row, None) is not None:
+            self._free_rows.append(row)
         self.changed()
         self._reap()
 
@@ -272,9 +294,9 @@ class Manager:
         A ticket that is unknown, or whose sequence is gone, is ignored and counted.
         """
         self.enter()
-        ticket = checked_plan(plan).ticket
+        self._check_plan(plan)
         self.tick()
-        self.tickets.complete(ticket)
+        self.tickets.complete(plan.ticket)
 
     def abandon(self, plan: CopyPlan) -> None:
         """The copies of ``plan`` were not executed: free what it reserved.  Unknown tickets are ignored and counted.
@@ -282,12 +304,16 @@ class Manager:
         A sequence whose ``restore`` is abandoned has no state to go on from and can only be closed.
         """
         self.enter()
-        checked_plan(plan)
+        self._check_plan(plan)
         self.tick()
         if self.tickets.is_open(plan.ticket):
             for sequence in self._running.values():
                 sequence.plan_abandoned(plan.ticket)
         self.tickets.abandon(plan.ticket)
+
+    def _check_plan(self, plan: object) -> None:
+        if self.tickets.is_foreign(checked_plan(plan)):
+            raise InputError("the plan is another manager's, or a copy; hand back the plan that this manager gave")
 
     # ---------------------------------------------------------------- decode steps
 
@@ -302,7 +328,7 @@ class Manager:
         rows = np.array([s.row for s in sequences], dtype=np.int32)
         if len(set(rows.tolist())) != len(rows):
             raise SequenceError("a sequence is in the batch twice; fork it to decode it twice")
-        return Batch(tuple(sequences), rows, np.empty_like(rows), self._changes)
+        return Batch(self, tuple(sequences), rows, self._changes)
 
     def step(self, batch: Batch, tokens: Int32Array) -> tuple[CopyPlan, ...]:
         """One decode step of a whole batch in one call.
@@ -313,20 +339,23 @@ class Manager:
         Returns the snapshot copies to run before the next forward, usually none.  CapacityError, InputError and
         SequenceError reserve nothing; what was committed stays, without the snapshots that nobody could copy then.
         """
-        if getattr(tokens, "dtype", None) != np.int32 or tokens.shape != batch.rows.shape:
+        rows, ended = self._rows_of(batch)
+        if getattr(tokens, "dtype", None) != np.int32 or tokens.shape != rows.shape:
             found = f"{getattr(tokens, 'dtype', type(tokens).__name__)} {getattr(tokens, 'shape', '')}".strip()
-            raise InputError(f"a step takes int32 tokens of shape {batch.rows.shape}, not {found}")
-        self._check_batch(batch)
+            raise InputError(f"a step takes int32 tokens of shape {rows.shape}, not {found}")
+        flags = tokens.flags
+        if not (flags.c_contiguous and flags.aligned and flags.writeable):  # other types to compiled code
+            tokens = np.require(tokens, requirements=("C", "A", "W"))
         limits = (self.ids.top, self.ids.longest)
         done, count, place, why = calls.step_rows(
-            self.handle, batch.rows, tokens, _STEP_GRADE, batch.ended, *limits, not self.snapshot_groups
+            self.handle, rows, tokens, _STEP_GRADE, ended, *limits, not self.snapshot_groups
         )
         plans: tuple[CopyPlan, ...] = ()
         if place == calls.NOT_BEGUN:
-            plans = self._publish_ended(batch, done, count)
-            place, why = calls.begin_rows(self.handle, batch.rows, tokens, *limits)
+            plans = self._publish_ended(rows, ended, done, count)
+            place, why = calls.begin_rows(self.handle, rows, tokens, *limits)
         if place >= 0 and why >= 0 and self.collect():
-            place, why = calls.begin_rows(self.handle, batch.rows, tokens, *limits)
+            place, why = calls.begin_rows(self.handle, rows, tokens, *limits)
         if place >= 0:
             for plan in plans:
                 self.tickets.abandon(plan.ticket)
@@ -348,21 +377,19 @@ class Manager:
 
     def finish(self, batch: Batch) -> tuple[CopyPlan, ...]:
         """Commit the token that the last ``step`` reserved in every sequence; returns snapshot copies like ``step``."""
-        self._check_batch(batch)
+        rows, ended = self._rows_of(batch)
         self.tick()
-        place, count = calls.finish_rows(self.handle, batch.rows, 0, _STEP_GRADE, batch.ended, 0)
-        return self._publish_ended(batch, place, count)
+        place, count = calls.finish_rows(self.handle, rows, 0, _STEP_GRADE, ended, 0)
+        return self._publish_ended(rows, ended, place, count)
 
-    def _check_batch(self, batch: Batch) -> None:
+    def _rows_of(self, batch: object) -> tuple[Int32Array, Int32Array]:
         self.enter()
-        if batch.checked != self._changes:
-            for sequence in batch.sequences:
-                sequence.require_usable()
-            batch.checked = self._changes
+        if not isinstance(batch, Batch):
+            raise InputError(f"a Batch is expected, as the manager's batch method makes it, not {type(batch).__name__}")
+        return batch.rows_for(self, self._changes)
 
-    def _publish_ended(self, batch: Batch, place: int, count: int) -> tuple[CopyPlan, ...]:
+    def _publish_ended(self, rows: Int32Array, ended: Int32Array, place: int, count: int) -> tuple[CopyPlan, ...]:
         """Go on with a step that came as far as ``place``; the snapshots of the rows that ended a segment."""
-        rows, ended = batch.rows, batch.ended
         while place < len(rows):  # the index is full
             row = int(rows[place])
             if self._running[row].publish_stepped():
@@ -389,7 +416,7 @@ class Manager:
         return peak_bytes(self.spec, whole_number(tokens, "tokens"), self.spec.segment_tokens)
 
     def tier_needed(self, tokens: int) -> int:
-        """Bytes of a device tier, to within 1 %, that holds a request of ``tokens`` tokens; the cap when it fits."""
+        """Bytes from which on a device tier holds a request of ``tokens`` tokens; the cap when it fits."""
         tokens = whole_number(tokens, "tokens")
         return self.cap if fits(self.spec, self.geometry, tokens) else smallest_arena(self.spec, tokens)
 
@@ -422,7 +449,7 @@ class Manager:
             raise CapacityError(
                 f"a prompt of {tokens} tokens can never fit into the device tier of {self.cap} bytes; its state takes "
                 f"{self.peak_bytes(tokens)} bytes at its peak, which needs a tier of {needed} bytes: make it that "
-                "large, or the prompt shorter",
+                f"large, or the prompt shorter{split_note(self.spec, self.geometry)}",
                 needed=needed,
                 cap=self.cap,
                 in_use=self.in_use(),
@@ -437,7 +464,7 @@ class Manager:
         return CapacityError(
             f"no room to {doing}: group {self.spec.groups[group].name!r} has no free slot and {in_use} of {self.cap} "
             f"bytes are held by {len(self._running)} running sequences; {tokens} tokens need {needed} bytes; close a "
-            "sequence or make the device tier larger",
+            f"sequence or make the device tier larger{split_note(self.spec, self.geometry)}",
             needed=needed,
             cap=self.cap,
             in_use=in_use,

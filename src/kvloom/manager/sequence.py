@@ -70,6 +70,7 @@ from kvloom.manager.explain import Findings
 from kvloom.manager.inputs import grade_of
 from kvloom.manager.leasing import NoSlot, own_checkpoint_blocks, require_room, take, take_live
 from kvloom.manager.ranges import TokenRange, token_ranges
+from kvloom.manager.single import Single
 from kvloom.manager.tickets import Copy, Publication
 from kvloom.plan import CopyPlan, Explanation
 from kvloom.types import AnyArray, Grade, Int32Array
@@ -82,7 +83,7 @@ _NOTHING = CopyPlan(ticket=0)
 _NO_IDS: Int32Array = np.empty(0, dtype=np.int32)
 
 
-class CachedSequence:
+class CachedSequence(Single):
     """One sequence.  Made by ``Manager.open`` and ``fork``; belongs to the manager's thread.
 
     Order of use: run ``restore`` and complete it; then, per forward, ``append`` -> compute -> ``commit`` (or
@@ -211,8 +212,9 @@ class CachedSequence:
             raise SequenceError("the last token was reserved by a batch; finish the batch instead")
         if type(grade) is not Grade:
             grade = grade_of(grade, "grade")
-        ids, self._ids = self._ids, _NO_IDS
+        ids = self._ids
         used = commit_tokens(manager.handle, self.row, ids, grade.value)
+        self._ids = _NO_IDS  # not before: an interrupted commit may be called again
         if used < len(ids):
             self._publish_rest(ids, used)
         elif r.state[self.row, DETACHED]:
@@ -282,9 +284,9 @@ class CachedSequence:
         manager = self._manager
         manager.enter()
         self._last_length, self._last_grade = self.length, self.grade
-        self._closed = True
         close_row(manager.handle, self.row, not self._broken)
         manager.retire(self.row)
+        self._closed = True  # not before: an interrupted close may be called again
 
     def plan_abandoned(self, ticket: int) -> None:
         """Told by the manager that plan ``ticket`` will not be executed: without its restore the sequence is broken."""

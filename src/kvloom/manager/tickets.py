@@ -46,6 +46,7 @@ class _Open:
     ready: list[int]
     publish: list[Publication] = field(default_factory=list)
     node: int = -1
+    plan: CopyPlan | None = None
 
 
 class Tickets:
@@ -86,15 +87,21 @@ class Tickets:
             hold(self._arrays, group, slot)
         self._last += 1
         self._arrays.scalars[CARRIED] += node >= 0
-        self._open[self._last] = _Open(held, list(ready), list(publish), node)
+        opened = self._open[self._last] = _Open(held, list(ready), list(publish), node)
         base = self._arrays.group[:, SLOT_BASE]
-        return CopyPlan(
+        opened.plan = CopyPlan(
             ticket=self._last,
             group=np.array([c.group for c in copies], dtype=np.int32),
             src=np.array([c.src - base[c.group] if c.src >= 0 else -1 for c in copies], dtype=np.int32),
             dst=np.array([c.dst - base[c.group] for c in copies], dtype=np.int32),
             entries=np.array([c.entries for c in copies], dtype=np.int32),
         )
+        return opened.plan
+
+    def is_foreign(self, plan: CopyPlan) -> bool:
+        """Whether another manager's plan has the number of one that is open here."""
+        opened = self._open.get(plan.ticket)
+        return opened is not None and opened.plan is not plan
 
     def is_open(self, ticket: int) -> bool:
         """Whether the plan still waits for its copies."""

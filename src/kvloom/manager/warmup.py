@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 
 from kvloom.config import Device
 from kvloom.core import compiled
-from kvloom.errors import CapacityError
+from kvloom.core.digests import PrefixKeys, prefix_digests
+from kvloom.errors import CapacityError, TableFullError
 from kvloom.manager.manager import Manager
 from kvloom.manager.sequence import CachedSequence
+from kvloom.page_tables.cuckoo import CuckooTable
 from kvloom.plan import CopyPlan
 from kvloom.spec.footprint import peak_bytes
 from kvloom.spec.model_spec import ModelSpec
@@ -28,6 +32,7 @@ def warm_up() -> int:
     before = compiled.compilations()
     for name in MODELS:
         _use(load_preset(name, block_size=16))
+    _name_prefixes()
     compiled.mark(0)
     return compiled.compilations() - before
 
@@ -121,6 +126,20 @@ def _fill_index(manager: Manager, prompt: Int32Array) -> None:
     manager.open(prompt[:1], salt=b"other").close()
     _grow(manager, sequence, prompt)
     sequence.close()
+
+
+def _name_prefixes() -> None:
+    """Digests of prefixes, and places under them: a table that grows, and one that is full."""
+    digests = prefix_digests(PrefixKeys.of(b"warm-up"), np.arange(600, dtype=np.int32), 300)
+    table = CuckooTable(1, limit=1)
+    table.put(digests[:1], np.zeros(1, dtype=np.int64))
+    with contextlib.suppress(TableFullError):
+        table.put(digests, np.arange(2))
+    table.find(digests)
+    table.remove(digests)
+    table.check_integrity()
+    growing = CuckooTable(1)
+    growing.put(prefix_digests(PrefixKeys.of(b""), np.arange(20, dtype=np.int32), 1), np.arange(20))
 
 
 def _opened(manager: Manager, prompt: Int32Array, floor: Grade) -> CachedSequence:

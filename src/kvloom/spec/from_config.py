@@ -128,7 +128,10 @@ def finish_spec(
     if segment < 1 or segment % lcm:
         raise ConfigError(f"segment: {segment} is not a positive multiple of the LCM of all blocks, {lcm} tokens")
     if segment > MOST_SEGMENT_TOKENS:
-        raise ConfigError(f"segment: {segment} tokens are more than the {MOST_SEGMENT_TOKENS} that a segment may have")
+        raise ConfigError(
+            f"segment: {segment} tokens are more than the {MOST_SEGMENT_TOKENS} that a segment may have; "
+            f"use a smaller multiple of {lcm}"
+        )
     spec = ModelSpec(
         name=name,
         groups=tuple(groups),

@@ -8,7 +8,7 @@ from kvloom.errors import ConfigError
 from kvloom.spec.footprint import peak_slots
 from kvloom.spec.from_config import MOST_POSITIONS
 from kvloom.spec.model_spec import GroupSpec, ModelSpec
-from kvloom.spec.pages import PageLayout, spec_page
+from kvloom.spec.pages import PageLayout, spec_ladder
 from kvloom.types import Kind
 
 DEFAULT_CONTEXT = 131_072
@@ -19,14 +19,17 @@ def spec_report(spec: ModelSpec, context: int | None = None) -> dict[str, Any]:
     """Everything worth knowing about a model's cache, ready for ``json.dumps``.
 
     ``bytes_per_request`` counts payload; ``slot_bytes_per_request`` the slots that one request holds at its
-    peak when it is prefilled in segments, alignment and part-filled blocks included.
+    peak when it is prefilled in segments, alignment and part-filled blocks included.  ``page`` and what the groups say
+    about pages hold for large tiers; ``pages_by_tier`` lists the smaller pages of smaller tiers (a tier below the
+    first is split into fixed shares).
 
     Args:
         spec: the model.
         context: tokens of the request that is counted; by default 131,072, or the model's limit if that is less.
     """
     context = _context(spec, context)
-    page = spec_page(spec)
+    ladder = spec_ladder(spec)
+    page = ladder[-1].layout
     peaks = peak_slots(spec, context, spec.segment_tokens)
     groups = [
         _group_report(group, context, page, index, peak)
@@ -52,6 +55,15 @@ def spec_report(spec: ModelSpec, context: int | None = None) -> dict[str, Any]:
             kind.name.lower(): _kind_report(spec, kind, groups) for kind in _SHOWN_KINDS if any(spec.of_kind(kind))
         },
         "page": {"bytes": page.page_bytes, "worst_waste": page.worst_waste},
+        "pages_by_tier": [
+            {
+                "tier_bytes": rung.tier_bytes,
+                "bytes": rung.layout.page_bytes,
+                "worst_waste": rung.layout.worst_waste,
+                "slots_per_page": list(rung.layout.slots_per_page),
+            }
+            for rung in ladder
+        ],
         "groups": groups,
         "notes": _notes(spec, context),
     }

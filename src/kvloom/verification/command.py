@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvloom.config import format_size
 from kvloom.engine.files import require_file
+from kvloom.engine.memory import physical_memory
 from kvloom.errors import CapacityError, InputError, MissingExtraError, SpecError, UnsupportedError
 from kvloom.verification.report import EXIT_INTERNAL, Report, Verdict
 
@@ -159,7 +159,9 @@ def load_model(
         except Exception as error:  # transformers raises whatever its parts raise
             raise InputError(f"{source}: transformers cannot make a model of it: {_first_line(error)}") from error
     if not path.is_dir():
-        raise InputError(f"{source}: a config without weights; give a model directory, or --random-init")
+        raise InputError(
+            f"{source}: a config without weights; give a model directory (verify-model also takes --random-init)"
+        )
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             source, dtype=getattr(torch, name), local_files_only=True
@@ -190,7 +192,7 @@ def _require_memory(source: str, config: PreTrainedConfig, dtype: str) -> None:
     except Exception:  # what is wrong is said when the model is made
         return
     needed = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    there = physical_memory()
     if needed > there:
         raise InputError(
             f"{source}: random weights of this model take {format_size(needed)}, and this machine has "

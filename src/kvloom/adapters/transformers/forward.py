@@ -41,6 +41,10 @@ def forward_chunk(
         arguments["position_ids"] = torch.arange(start, start + count, device=ids.device).unsqueeze(0)
     if accepts(model, "logits_to_keep"):
         arguments["logits_to_keep"] = logits_to_keep
-    with torch.no_grad():
-        logits: torch.Tensor = model(**arguments).logits
+    gradients = torch.is_grad_enabled()
+    try:
+        with torch.no_grad():
+            logits: torch.Tensor = model(**arguments).logits
+    finally:  # an interrupt between the lines of no_grad itself would leave them off for good
+        torch.set_grad_enabled(gradients)
     return logits[:, -logits_to_keep:] if logits_to_keep else logits

@@ -1,0 +1,1 @@
+"""Tables from names to places.  Block tables of running sequences are dense arrays and live in the core."""
