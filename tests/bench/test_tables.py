@@ -24,7 +24,7 @@ def test_every_array_of_a_manager_is_counted_once() -> None:
     parts = arrays_of(manager)
     for holder in (manager.arrays, manager.rows):
         for name, value in holder._asdict().items():
-            if isinstance(value, np.ndarray):
+            if isinstance(value, np.ndarray) and value is not manager.arrays.order:  # of another name as well
                 assert parts[f"{type(holder).__name__}.{name}"] == value.nbytes
     extra = np.zeros(12_345, dtype=np.int8)
     sequence.extra = extra[5:]  # type: ignore[attr-defined]

@@ -72,7 +72,8 @@ class ManagerDriver:
         needed = plan.objects * max(sizes) + sum(n * size for n, size in zip(plan.blocks(), sizes, strict=True))
         self._uneven = len(set(sizes)) > 1  # so pages have a rest that is not used
         needed += needed // 4 if self._uneven else 0
-        self.manager = Manager(spec, [Device(needed)], max_sequences=plan.sequences)
+        # like the others; "cost" lets go of most windows, and with them of hits in the middle of what is cached
+        self.manager = Manager(spec, [Device(needed)], max_sequences=plan.sequences, policy="lru")
 
     @property
     def _made(self) -> Manager:
