@@ -112,6 +112,11 @@ def run(
     floor: Annotated[
         str | None, typer.Option(help="Worst grade of reused state: canonical, faithful or approximate.")
     ] = None,
+    policy: Annotated[str, typer.Option(help="Eviction policy.")] = "cost",
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write down what the cache was asked, for kvloom replay.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file of --record if it exists.")] = False,
     explain: Annotated[bool, typer.Option(help="Say what every lookup found, and what stopped it.")] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 64,
     config: Annotated[Path | None, typer.Option(help="YAML file with kv_cache_config.")] = None,
@@ -138,6 +143,9 @@ def run(
         segment=segment,
         dtype=dtype,
         on=on,
+        policy=policy,
+        record=record,
+        force=force,
         explain=explain,
         as_json=as_json,
     )

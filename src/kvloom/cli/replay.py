@@ -15,6 +15,8 @@ from kvloom.cli.warmup import ensure_compiled
 from kvloom.errors import InputError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from kvloom.cli.tables import Sheet
     from kvloom.replay.runs import ReplayOptions, RunReport
     from kvloom.replay.trace import Trace
@@ -22,17 +24,28 @@ if TYPE_CHECKING:
 
 @guarded
 def replay(
-    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Trace files: Mooncake, agentic or Azure.")],
-    *,
-    model: Annotated[str, typer.Option(help="Preset name, directory with a config.json, or such a file.")],
-    device: Annotated[
-        list[str],
-        typer.Option(
-            metavar="SIZE|P%", help="Device tier: a size, or a share of the trace's unique blocks; repeat for more."
+    traces: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE...", help="Trace files: Mooncake, agentic or Azure; or recordings of kvloom run --record."
         ),
     ],
+    *,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Preset name, directory with a config.json, or such a file; a recording has its own."),
+    ] = None,
+    device: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SIZE|P%",
+            help="Device tier: a size, or a share of the trace's unique blocks; repeat for more (default for a "
+            "recording: its own).",
+        ),
+    ] = None,
     policy: Annotated[
-        list[str] | None, typer.Option(help="Eviction policy, or all; repeat for more (default: cost).")
+        list[str] | None,
+        typer.Option(help="Eviction policy, or all; repeat for more (default: cost; for a recording its own)."),
     ] = None,
     block: Annotated[
         int | None, typer.Option(min=1, max=65536, help="Tokens per block (default: the trace's own, else 128).")
@@ -48,35 +61,73 @@ def replay(
     ] = False,
     html: Annotated[Path | None, typer.Option(help="Write a report with charts to this file.")] = None,
 ) -> int:
-    """Replay traces through the real manager, without a model, and compare with the offline optimum."""
+    """Replay traces through the real manager, without a model, and compare with the offline optimum.
+
+    A recording of kvloom run --record is replayed call by call and compared with the run.
+
+    Exit code: 1 when a recording, replayed with its own settings, does not give what was recorded, else 0.
+    """
+    from kvloom.engine.files import require_file
+    from kvloom.replay.readers import read_input
+    from kvloom.replay.recording import Recording
     from kvloom.replay.runs import ReplayOptions, choose_policies
     from kvloom.replay.sizes import DeviceSize
+    from kvloom.spec.presets import PRESETS
 
     if prefill_speed is not None and not 0 < prefill_speed < float("inf"):
         raise InputError(f"prefill speed {prefill_speed} is not above 0; write tokens per second, such as 8000")
+    devices = tuple(DeviceSize.parse(part) for text in device or () for part in text.split(","))
+    policies = choose_policies(policy or ())
+    if html is not None:
+        _check_html(html)
+    if model is not None and model.lower() not in PRESETS:
+        require_file(model)
+    inputs = [read_input(path, block=block) for path in traces]
+    recordings = [one for one in inputs if isinstance(one, Recording)]
+    if recordings:
+        from kvloom.cli.recordings import replay_recordings
+
+        if len(recordings) < len(inputs):
+            raise InputError(f"{recordings[0].path} is a recording and others are traces; replay them apart")
+        for given, option in ((model, "--model"), (block, "--block"), (cache_only or None, "--cache-only")):
+            if given is not None:
+                raise InputError(f"{option} is for traces, but {recordings[0].path} is a recording; leave {option} out")
+        return replay_recordings(recordings, devices, policies, prefill_speed, html, as_json=as_json)
+    for missing, option in ((model is None, "--model PRESET"), (not devices, "--device SIZE")):
+        if missing:
+            raise InputError(f"{traces[0]} is a trace, which needs {option}: add it (recordings have their own)")
+    assert model is not None
     options = ReplayOptions(
         model=model,
-        devices=tuple(DeviceSize.parse(part) for text in device for part in text.split(",")),
-        policies=choose_policies(policy or ["cost"]),
+        devices=devices,
+        policies=policies or ("cost",),
         block=block,
         cache_only=cache_only,
         prefill_speed=prefill_speed,
     )
-    if html is not None:
-        _check_html(html)
-    reports = _run(traces, options)
+    reports = _run([one for one in inputs if not isinstance(one, Recording)], options)
     if html is not None:
         from kvloom.replay.html import html_report
 
-        try:
-            html.write_text(html_report(reports), encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"html {html}: {error.strerror or error}; name a file that can be written") from None
+        write_html(html, html_report(reports))
     if as_json:
-        streams.emit_json(_to_json(reports))
+        streams.emit_json(to_json([report.to_json() for report in reports]))
     else:
         _print(reports, html)
     return 0
+
+
+def write_html(path: Path, text: str) -> None:
+    """Write a report; raises InputError."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"html {path}: {error.strerror or error}; name a file that can be written") from None
+
+
+def to_json(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """One run: its keys; always ``runs``, a list of all of them."""
+    return {**runs[0], "runs": runs} if len(runs) == 1 else {"runs": runs}
 
 
 def _check_html(path: Path) -> None:
@@ -89,8 +140,8 @@ def _check_html(path: Path) -> None:
         raise InputError(f"html {path}: cannot write there; name a file in a folder that exists and is writable")
 
 
-def _run(paths: list[Path], options: ReplayOptions) -> list[RunReport]:
-    from rich.markup import escape
+def progress_bar() -> Progress:
+    """What shows how far a replay is."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -100,22 +151,6 @@ def _run(paths: list[Path], options: ReplayOptions) -> list[RunReport]:
         TimeRemainingColumn,
     )
 
-    from kvloom.engine.files import require_file
-    from kvloom.engine.memory import require_books
-    from kvloom.replay.readers import read_trace
-    from kvloom.replay.runs import load_spec
-    from kvloom.replay.runs import replay as replay_trace
-    from kvloom.replay.sizes import trace_block_bytes
-    from kvloom.spec.presets import PRESETS
-
-    if options.model.lower() not in PRESETS:
-        require_file(options.model)
-    traces: list[Trace] = [read_trace(path, block=options.block) for path in paths]
-    for trace in traces:
-        spec = load_spec(options, trace)  # what cannot be used is said before anything runs
-        unit = trace_block_bytes(spec, trace.block)
-        for device in options.devices:
-            require_books(spec, device.device_bytes(spec, trace.unique, unit), device.asked)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -123,10 +158,26 @@ def _run(paths: list[Path], options: ReplayOptions) -> list[RunReport]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
+    return Progress(*columns, console=streams.progress(), transient=True, disable=not sys.stderr.isatty())
+
+
+def _run(traces: list[Trace], options: ReplayOptions) -> list[RunReport]:
+    from rich.markup import escape
+
+    from kvloom.engine.memory import require_books
+    from kvloom.replay.runs import load_spec
+    from kvloom.replay.runs import replay as replay_trace
+    from kvloom.replay.sizes import trace_block_bytes
+
+    for trace in traces:
+        spec = load_spec(options, trace)  # what cannot be used is said before anything runs
+        unit = trace_block_bytes(spec, trace.block)
+        for device in options.devices:
+            require_books(spec, device.device_bytes(spec, trace.unique, unit), device.asked)
     ensure_compiled()
     runs = len(options.devices) * len(options.policies)
     reports: list[RunReport] = []
-    with Progress(*columns, console=streams.progress(), transient=True, disable=not sys.stderr.isatty()) as progress:
+    with progress_bar() as progress:
         task = progress.add_task("reading", total=runs * sum(len(trace) for trace in traces))
         for trace in traces:
             before = sum(len(report.trace) for report in reports)
@@ -139,12 +190,6 @@ def _run(paths: list[Path], options: ReplayOptions) -> list[RunReport]:
 
             reports += replay_trace(trace, options, say)
     return reports
-
-
-def _to_json(reports: list[RunReport]) -> dict[str, Any]:
-    """One run: its keys; always ``runs``, a list of all of them."""
-    runs = [report.to_json() for report in reports]
-    return {**runs[0], "runs": runs} if len(runs) == 1 else {"runs": runs}
 
 
 # ---------------------------------------------------------------- for a terminal

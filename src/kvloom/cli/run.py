@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -18,8 +19,10 @@ from kvloom.demo.result import grade_name, kind_rows
 from kvloom.engine.memory import require_tier
 from kvloom.engine.prompts import DocumentPrompts, read_document
 from kvloom.errors import CapacityError, InputError
+from kvloom.eviction import find_policy
 from kvloom.manager.ranges import TokenRange
 from kvloom.plan import Explanation, Limit
+from kvloom.replay.recorder import Recorder, require_target
 from kvloom.types import Kind, Reason
 
 if TYPE_CHECKING:
@@ -44,6 +47,9 @@ class RunOptions:
     segment: int | None
     dtype: str | None
     on: str | None
+    policy: str
+    record: Path | None
+    force: bool
     explain: bool
     as_json: bool
 
@@ -51,6 +57,11 @@ class RunOptions:
 def run_command(options: RunOptions) -> int:
     """Answer every question; prints a report and returns the exit code."""
     text = read_document(options.document)  # before minutes of loading
+    find_policy(options.policy)
+    if options.record is not None:
+        require_target(options.record, force=options.force)
+    elif options.force:
+        raise InputError("--force replaces the file of --record FILE, which is not given; leave it out")
     for question in options.questions:
         if not question.strip():
             raise InputError("a question is empty; write what you want to ask after --question")
@@ -65,12 +76,25 @@ def run_command(options: RunOptions) -> int:
     ensure_compiled()
     settings = options.settings
     require_tier(settings.device, model.device)
-    with attach(model, device=settings.device, block_size=settings.block_size, segment=options.segment) as engine:
+    with (
+        _recorder(options) as recorder,
+        attach(
+            model,
+            device=settings.device,
+            block_size=settings.block_size,
+            segment=options.segment,
+            policy=options.policy,
+            watch=recorder,
+        ) as engine,
+    ):
+        _check_written(recorder)
         _check_fit(engine, max(len(ids) for _, ids in asked), options.max_new_tokens)
         seconds = read_into_cache(engine, prompts.document_ids, settings.default_floor, status)
+        _check_written(recorder)
         report: dict[str, Any] = {
             "model": options.model,
             "floor": grade_name(settings.default_floor),
+            "policy": options.policy,
             "device_cap_bytes": engine.manager.cap,
             "segment_tokens": engine.spec.segment_tokens,
             "document": {"path": str(options.document), "tokens": len(prompts.document_ids), "seconds": seconds},
@@ -84,13 +108,29 @@ def run_command(options: RunOptions) -> int:
             report["answers"].append(answer)
             if not options.as_json:
                 _print_answer(console, answer)
+            _check_written(recorder)
+        engine.close()
+        stats = engine.manager.stats()
         report["kinds"] = {
             name: {"hits": k.hits, "misses": k.misses, "evictions": k.evictions, "bytes": k.bytes}
-            for name, k in kind_rows(engine.manager.stats()).items()
+            for name, k in kind_rows(stats).items()
         }
+        if recorder is not None:
+            recorder.end(stats)
     if options.as_json:
         streams.emit_json(report)
     return 0
+
+
+def _recorder(options: RunOptions) -> AbstractContextManager[Recorder | None]:
+    """What writes the recording that was asked for."""
+    return nullcontext() if options.record is None else Recorder(options.record, force=options.force)
+
+
+def _check_written(recorder: Recorder | None) -> None:
+    """Say soon, not at the end of a long run, that its recording ends here."""
+    if recorder is not None:
+        recorder.require_written()
 
 
 def load(name: str, dtype: str | None, on: str | None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -138,7 +139,13 @@ class Manager(Single):
         ConfigError: unknown policy or one that cannot be compiled, or not exactly one device tier.
 
     Not thread-safe: see ``thread_id``.
+
+    Attributes:
+        sequence_type, batch_type: the classes of what it makes.
     """
+
+    sequence_type: ClassVar[type[CachedSequence]] = CachedSequence
+    batch_type: ClassVar[type[Batch]] = Batch
 
     def __init__(
         self,
@@ -245,7 +252,7 @@ class Manager(Single):
     ) -> CachedSequence:
         row = self._free_row()
         try:
-            sequence = CachedSequence.lease(self, row, hit, prompt, floor, found, priority)
+            sequence = self.sequence_type.lease(self, row, hit, prompt, floor, found, priority)
         except BaseException:
             self._free_rows.append(row)
             raise
@@ -328,7 +335,7 @@ class Manager(Single):
         rows = np.array([s.row for s in sequences], dtype=np.int32)
         if len(set(rows.tolist())) != len(rows):
             raise SequenceError("a sequence is in the batch twice; fork it to decode it twice")
-        return Batch(self, tuple(sequences), rows, self._changes)
+        return self.batch_type(self, tuple(sequences), rows, self._changes)
 
     def step(self, batch: Batch, tokens: Int32Array) -> tuple[CopyPlan, ...]:
         """One decode step of a whole batch in one call.

@@ -544,7 +544,7 @@ class CachedSequence(Single):
         r.tail[row] = r.tail[self.row]
         add_anchor(a, self.node)
         explanation = replace(self.explanation, grade=self.grade) if self.length else self.explanation
-        child = CachedSequence(manager, row, self.floor, explanation, self.length)
+        child = type(self)(manager, row, self.floor, explanation, self.length)
         child._loose = list(self._loose)
         child.restore = manager.tickets.issue(copies, ready=ready)
         return child

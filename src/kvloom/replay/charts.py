@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy.typing as npt
 import plotly.graph_objects as go
 
 from kvloom.replay.runs import RunReport
+from kvloom.replay.simulate import Ended, Sample
 from kvloom.types import IntArray
 
 _COLOURS = ("#2f6fed", "#e0662f", "#2a9d76", "#8a4fd3", "#c23b6a", "#6b7a90", "#b8860b")
@@ -48,14 +50,14 @@ def by_size(reports: list[RunReport]) -> str:
     return _html(figure)
 
 
-def reasons(reports: list[RunReport]) -> str:
-    """Why lookups ended: one bar per run, coloured by reason and kind."""
+def reasons(runs: Sequence[tuple[str, Ended, int]]) -> str:
+    """Why lookups ended: one bar per run (label, what ended its lookups, requests), coloured by reason and kind."""
     figure = _figure(barmode="stack")
-    labels = [_label(r, reports) for r in reports]
-    keys = sorted({key for r in reports for key in r.outcome.ended}, key=str)
+    labels = [label for label, _, _ in runs]
+    keys = sorted({key for _, ended, _ in runs for key in ended}, key=str)
     for n, (reason, kind) in enumerate(keys):
         name = _WORDS.get(reason, reason) if kind is None else f"{kind}: {_WORDS.get(reason, reason)}"
-        shares = [r.outcome.ended[(reason, kind)] / len(r.trace) for r in reports]
+        shares = [ended[(reason, kind)] / max(1, requests) for _, ended, requests in runs]
         figure.add_bar(y=labels, x=shares, name=name, orientation="h", marker_color=_colour(n))
     figure.update_xaxes(tickformat=".0%", title="requests")
     figure.update_yaxes(type="category")
@@ -78,18 +80,17 @@ def over_time(reports: list[RunReport]) -> str:
     line(largest.unlimited_hits, "no limit", color=_UNLIMITED, dash="dot")
     line(largest.optimum_hits, f"optimum, {largest.device_label}", color=_OPTIMUM, width=1.2)
     for n, report in enumerate(reports):
-        line(report.outcome.block_hits, _label(report, reports), color=_colour(n), width=1.6)
+        line(report.outcome.block_hits, label(report, reports), color=_colour(n), width=1.6)
     figure.update_yaxes(tickformat=".0%", rangemode="tozero", title="block hits")
     figure.update_xaxes(title=f"request (window of {window:,})")
     return _html(figure)
 
 
-def fill(report: RunReport) -> str:
+def fill(samples: Sequence[Sample]) -> str:
     """Bytes of committed objects by kind over the trace, with the evictions so far."""
     figure = _figure()
-    samples = report.outcome.samples
     at = [s.requests for s in samples]
-    for n, kind in enumerate(sorted(report.outcome.stats.kinds)):
+    for n, kind in enumerate(sorted(samples[-1].bytes_of) if samples else ()):
         gib = [s.bytes_of[kind] / 2**30 for s in samples]
         figure.add_scatter(
             x=at, y=gib, name=kind.name.lower(), stackgroup="bytes", line={"color": _colour(n), "width": 1}
@@ -148,7 +149,8 @@ def _windowed(hits: IntArray, of: IntArray, window: int) -> npt.NDArray[np.float
     return rate
 
 
-def _label(report: RunReport, reports: list[RunReport]) -> str:
+def label(report: RunReport, reports: list[RunReport]) -> str:
+    """The device size of a run, with its policy where there are several."""
     several = len({r.policy for r in reports}) > 1
     return f"{report.device_label}, {report.policy}" if several else report.device_label
 

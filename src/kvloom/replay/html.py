@@ -8,6 +8,7 @@ from html import escape
 from kvloom import __version__
 from kvloom.config import format_size
 from kvloom.errors import MissingExtraError
+from kvloom.manager.stats import Stats
 from kvloom.replay.runs import RunReport, by_trace, duration
 
 _STYLE = """
@@ -49,22 +50,27 @@ def html_report(reports: Sequence[RunReport]) -> str:
 
     Raises MissingExtraError when plotly is not installed.
     """
-    require_plotly()
-    from plotly.offline import get_plotlyjs
-
     traces = by_trace(reports)
     names = [of_trace[0].trace.name for of_trace in traces]
     sections = [_section(of_trace) for of_trace in traces]
     first = reports[0]
     what = "prompts only" if first.cache_only else "prompts and answers"
+    return page(names, f"Trace replay: {first.spec.name}", f"{what}. {_RULE}", sections)
+
+
+def page(names: Sequence[str], heading: str, what: str, sections: Sequence[str]) -> str:
+    """A whole page; raises MissingExtraError when plotly is not installed."""
+    require_plotly()
+    from plotly.offline import get_plotlyjs
+
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f"<title>kvloom replay: {escape(', '.join(names))}</title>",
             f"<style>{_STYLE}</style><script>{get_plotlyjs()}</script></head><body><main>",
-            f"<h1>Trace replay: {escape(first.spec.name)}</h1>",
-            f"<p>kvloom {__version__}; the manager that serves requests, without a model; {what}. {_RULE}</p>",
+            f"<h1>{escape(heading)}</h1>",
+            f"<p>kvloom {__version__}; the manager that serves requests, without a model; {what}</p>",
             *sections,
             "</main></body></html>",
         ]
@@ -86,28 +92,31 @@ def _section(reports: list[RunReport]) -> str:
         '<div class="charts">',
     ]
     parts += [
-        _chart("Hit rate by size of the device tier", "", charts.by_size(reports), wide=False),
-        _chart(
+        chart("Hit rate by size of the device tier", "", charts.by_size(reports), wide=False),
+        chart(
             "Why lookups ended where they did",
             "What kept the hit from the next boundary that its tokens would have allowed.",
-            charts.reasons(reports),
+            charts.reasons([(charts.label(r, reports), r.outcome.ended, len(r.trace)) for r in reports]),
             wide=False,
         ),
-        _chart(
+        chart(
             "Hit rate over the trace",
             "Share of prompt blocks reused, over a sliding window of requests.",
             charts.over_time(reports),
             wide=True,
         ),
-        _chart("Bytes kept, by kind", f"Committed objects; {_label(best)}.", charts.fill(best), wide=False),
-        _chart(
+        chart(
+            "Bytes kept, by kind", f"Committed objects; {_label(best)}.", charts.fill(best.outcome.samples), wide=False
+        ),
+        chart(
             "Prompt length and what of it was reused",
             f"One dot per request; {_label(best)}.",
             charts.lengths(best),
             wide=False,
         ),
     ]
-    parts += ["</div>", '<div class="tables">', _runs_table(reports), _kinds_table(reports), "</div>"]
+    parts += ["</div>", '<div class="tables">', _runs_table(reports)]
+    parts += [kinds_table([(r.device.asked, r.policy, r.outcome.stats) for r in reports]), "</div>"]
     return "\n".join(parts)
 
 
@@ -128,6 +137,11 @@ def _cards(report: RunReport) -> str:
         (duration(saved) if saved is not None else "–", _speed(report.prefill_speed)),
         (format_size(report.device_bytes), f"device tier, {report.device_blocks:,} blocks of the trace"),
     ]
+    return cards_row(cards)
+
+
+def cards_row(cards: Sequence[tuple[str, str]]) -> str:
+    """Numbers, each with what it is (HTML)."""
     return (
         '<div class="cards">'
         + "".join(f'<div class="card"><b>{v}</b><span>{t}</span></div>' for v, t in cards)
@@ -141,12 +155,15 @@ def _speed(speed: float | None) -> str:
     )
 
 
-def _chart(title: str, note: str, figure: str, *, wide: bool) -> str:
+def chart(title: str, note: str, figure: str, *, wide: bool) -> str:
+    """A chart under its title and a note (HTML)."""
     css = "chart wide" if wide else "chart"
     return f'<div class="{css}"><h3>{title}</h3><p>{note}</p>{figure}</div>'
 
 
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int) -> str:
+def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int) -> str:
+    """A table; the first ``text_columns`` columns are aligned left."""
+
     def row(cells: Sequence[str], tag: str) -> str:
         return "".join(
             f'<{tag} class="text">{escape(c)}</{tag}>' if i < text_columns else f"<{tag}>{escape(c)}</{tag}>"
@@ -176,20 +193,21 @@ def _runs_table(reports: list[RunReport]) -> str:
         )
         for r in reports
     ]
-    return _table("Runs", head, rows, 2)
+    return table("Runs", head, rows, 2)
 
 
-def _kinds_table(reports: list[RunReport]) -> str:
+def kinds_table(runs: Sequence[tuple[str, str, Stats]]) -> str:
+    """The counters of every kind in every run: device, policy, manager."""
     head = ("device", "policy", "kind", "hits", "misses", "evictions", "not kept for lack of room", "objects", "bytes")
     rows = [
         (
-            r.device.asked,
-            r.policy,
+            device,
+            policy,
             kind.name.lower(),
             *(f"{n:,}" for n in (s.hits, s.misses, s.evictions, s.unkept, s.objects)),
             format_size(s.bytes),
         )
-        for r in reports
-        for kind, s in sorted(r.outcome.stats.kinds.items())
+        for device, policy, stats in runs
+        for kind, s in sorted(stats.kinds.items())
     ]
-    return _table("Cache objects by kind", head, rows, 3)
+    return table("Cache objects by kind", head, rows, 3)

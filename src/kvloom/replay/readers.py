@@ -7,16 +7,18 @@ Forms: Mooncake (JSON lines with ``hash_ids``), agentic (JSON lines with ``sessi
 from __future__ import annotations
 
 import csv
-import json
-from collections.abc import Callable, Iterator
+import re
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from kvloom.engine.files import refuse_device
 from kvloom.errors import InputError
+from kvloom.replay.codec import is_first_line
+from kvloom.replay.lines import Fail, Lines, fail_at, json_object, read_lines, shown
+from kvloom.replay.recording import Recording, read_recording
 from kvloom.replay.trace import NO_SESSION, Trace, make_trace
 from kvloom.types import IntArray
 
@@ -26,7 +28,6 @@ LENGTHS_BLOCK = 128
 MOST_TOKENS = 1 << 27
 """A longer prompt or answer is taken for a mistake."""
 MOST_REFERENCES = 1 << 30
-_MOST_LINE = 64 << 20
 
 _COMMON = ("timestamp", "input_length", "output_length")
 _FIELDS = {
@@ -34,7 +35,7 @@ _FIELDS = {
     "agentic": (*_COMMON, "session_id", "block_size", "hash_runs"),
 }
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-Fail = Callable[[str], NoReturn]
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 
 
 def read_trace(path: Path, *, block: int | None = None) -> Trace:
@@ -42,22 +43,33 @@ def read_trace(path: Path, *, block: int | None = None) -> Trace:
 
     Raises InputError: unreadable, empty, of no known form, or bad at a line that is named.
     """
+    found = read_input(path, block=block)
+    if isinstance(found, Recording):
+        raise InputError(f"{path}, line 1: a recording of a run, not a trace; replay it with: kvloom replay {path}")
+    return found
+
+
+def read_input(path: Path, *, block: int | None = None) -> Trace | Recording:
+    """Read what ``kvloom replay`` takes: a trace as ``read_trace`` does, or a recording, known by its first line."""
     rows = _Rows(path)
-    lines = _lines(path)
-    first = next(((at, text) for at, text in lines if text.strip()), None)
+    lines = read_lines(path)
+    first = next(lines, None)
     if first is None:
-        raise InputError(f"{path}: the file is empty; a trace has one request per line")
-    if first[1].lstrip().startswith("{"):
-        _read_json(rows, first, lines)
+        raise InputError(f"{path}, line 1: the file is empty; a trace has one request per line")
+    lines = chain((first,), lines)
+    if is_first_line(first[1]):
+        return read_recording(path, lines)
+    if first[1].lstrip().startswith(("{", "[")):
+        _read_json(rows, lines)
     elif "ContextTokens" in first[1]:
-        _read_csv(rows, first, lines, block or LENGTHS_BLOCK)
+        _read_csv(rows, lines, block or LENGTHS_BLOCK)
     else:
         raise InputError(
             f"{path}, line {first[0]}: neither a JSON object nor the header {','.join(_AZURE)}; a trace is JSON lines "
             "with hash_ids or hash_runs, or such a CSV file"
         )
     if not rows.inputs:
-        raise InputError(f"{path}: there is no request after the header; a trace has one request per line")
+        raise InputError(f"{path}, line {first[0]}: no request after the header; a trace has one request per line")
     return rows.trace()
 
 
@@ -78,11 +90,17 @@ class _Rows:
         self.spans: list[int] = []  # ... and how many
         self.references = 0
 
-    def fail_at(self, line: int) -> Fail:
-        def fail(what: str) -> NoReturn:
-            raise InputError(f"{self.path}, line {line}: {what}")
-
-        return fail
+    def add(self, line: int, arrival: float, tokens: int, output: int, session: int, count: int, fail: Fail) -> None:
+        """A request, but for the ids of its ``count`` blocks."""
+        self.references += count
+        if self.references > MOST_REFERENCES:
+            fail(f"more than {MOST_REFERENCES} blocks up to here; split the file")
+        self.lines.append(line)
+        self.arrivals.append(arrival)
+        self.inputs.append(tokens)
+        self.outputs.append(output)
+        self.sessions.append(session)
+        self.counts.append(count)
 
     def trace(self) -> Trace:
         firsts, spans = _int64(self.firsts), _int64(self.spans)
@@ -106,36 +124,13 @@ def _int64(values: list[int]) -> IntArray:
     return np.array(values, dtype=np.int64)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    try:
-        refuse_device(path.stat(), str(path))
-        with path.open(encoding="utf-8-sig") as file:
-            at = 0
-            while line := file.readline(_MOST_LINE + 1):
-                at += 1
-                if len(line) > _MOST_LINE:
-                    raise InputError(f"{path}, line {at}: longer than {_MOST_LINE} characters; a line is one request")
-                yield at, line
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}; name a trace file") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not UTF-8 text; a trace is JSON lines or CSV, not compressed") from None
-
-
 # ---------------------------------------------------------------- JSON lines
 
 
-def _read_json(rows: _Rows, first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> None:
-    for line, text in (first, *rest):
-        if not text.strip():
-            continue
-        fail = rows.fail_at(line)
-        try:
-            row = json.loads(text)
-        except ValueError as error:
-            fail(f"not a whole JSON object ({error}); the line may be cut off: copy the file again, or delete the line")
-        if not isinstance(row, dict):
-            fail(f"a JSON {type(row).__name__}, not an object; a request is an object with {', '.join(_COMMON)}")
+def _read_json(rows: _Rows, lines: Lines) -> None:
+    for line, text in lines:
+        fail = fail_at(rows.path, line)
+        row = json_object(text, fail, f"a request is an object with {', '.join(_COMMON)}")
         _json_request(rows, line, row, fail)
 
 
@@ -144,7 +139,7 @@ def _json_request(rows: _Rows, line: int, row: dict[str, Any], fail: Fail) -> No
     known = _FIELDS[form]
     for name in row:
         if name not in known:
-            fail(f"unknown field {name!r}; a request of this form has {', '.join(known)}")
+            fail(f"unknown field {shown(name)}; a request of this form has {', '.join(known)}")
     for name in known:
         if name not in row:
             fail(f"the field {name!r} is missing; a request of this form has {', '.join(known)}")
@@ -155,50 +150,47 @@ def _json_request(rows: _Rows, line: int, row: dict[str, Any], fail: Fail) -> No
             "split the file by form and block"
         )
     rows.form, rows.block = form, block
-    firsts, spans = _runs(row["hash_runs"], fail) if form == "agentic" else (_ids(row["hash_ids"], fail), None)
-    count = len(firsts) if spans is None else sum(spans)
+    firsts = _ids(row["hash_ids"], "hash_ids", fail) if form == "mooncake" else []
+    spans = [1] * len(firsts)
+    if form == "agentic":
+        firsts, spans = _runs(row["hash_runs"], fail)
+    count = sum(spans)
     tokens = _integer(row, "input_length", fail, least=1)
     if count not in (tokens // block, -(-tokens // block)):
         fail(
             f"{tokens} input tokens are {-(-tokens // block)} blocks of {block} (or {tokens // block}, without the "
             f"last part), but there are {count} ids; correct input_length or the ids"
         )
-    rows.references += count
-    if rows.references > MOST_REFERENCES:
-        fail(f"more than {MOST_REFERENCES} blocks up to here; split the file")
-    rows.lines.append(line)
-    rows.arrivals.append(_seconds(row["timestamp"], fail))
-    rows.inputs.append(tokens)
-    rows.outputs.append(_integer(row, "output_length", fail))
-    rows.sessions.append(_integer(row, "session_id", fail) if form == "agentic" else NO_SESSION)
-    rows.counts.append(count)
+    arrival = _seconds(row["timestamp"], fail)
+    session = _integer(row, "session_id", fail) if form == "agentic" else NO_SESSION
+    rows.add(line, arrival, tokens, _integer(row, "output_length", fail), session, count, fail)
     rows.firsts += firsts
-    rows.spans += [1] * count if spans is None else spans
+    rows.spans += spans
 
 
 def _integer(row: dict[str, Any], name: str, fail: Fail, *, least: int = 0) -> int:
     value = row[name]
     if isinstance(value, bool) or not isinstance(value, int):
-        fail(f"{name} is {value!r}; it must be a whole number")
+        fail(f"{name} is {shown(value)}; it must be a whole number")
     if not least <= value <= MOST_TOKENS:
-        fail(f"{name} is {value}; it must be in {least} to {MOST_TOKENS}")
+        fail(f"{name} is {shown(value)}; it must be in {least} to {MOST_TOKENS}")
     return value
 
 
 def _seconds(value: object, fail: Fail) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e16:
-        fail(f"timestamp is {value!r}; it must be milliseconds, 0 or more")
+        fail(f"timestamp is {shown(value)}; it must be milliseconds, 0 or more and below 1e16")
     return value / 1000
 
 
-def _ids(value: object, fail: Fail) -> list[int]:
+def _ids(value: object, name: str, fail: Fail) -> list[int]:
     if not isinstance(value, list) or not all(type(v) is int and 0 <= v < 1 << 62 for v in value):
-        fail("hash_ids must be a list of whole numbers from 0 to 2**62")
+        fail(f"{name} must be a list of whole numbers from 0 to 2**62 - 1")
     return value
 
 
 def _runs(value: object, fail: Fail) -> tuple[list[int], list[int]]:
-    values = _ids(value, fail)
+    values = _ids(value, "hash_runs", fail)
     if len(values) % 2:
         fail(f"hash_runs has {len(values)} numbers; it must be pairs of a first id and a count")
     if values[1::2] and not 1 <= min(values[1::2]) <= max(values[1::2]) <= MOST_TOKENS:
@@ -209,42 +201,42 @@ def _runs(value: object, fail: Fail) -> tuple[list[int], list[int]]:
 # ---------------------------------------------------------------- CSV
 
 
-def _read_csv(rows: _Rows, first: tuple[int, str], rest: Iterator[tuple[int, str]], block: int) -> None:
-    header = [name.strip() for name in next(csv.reader([first[1]]))]
+def _read_csv(rows: _Rows, lines: Lines, block: int) -> None:
+    at, text = next(lines)
+    fail = fail_at(rows.path, at)
+    header = [name.strip() for name in _cells(text, fail)]
     if header != list(_AZURE):
-        rows.fail_at(first[0])(f"the header is {','.join(header)}; it must be {','.join(_AZURE)}")
+        fail(f"the header is {shown(','.join(header))}; it must be {','.join(_AZURE)}")
     rows.form, rows.block = "azure", block
     next_id = 0
-    for line, text in rest:
-        if not text.strip():
-            continue
-        fail = rows.fail_at(line)
-        cells = next(csv.reader([text]))
+    for line, text in lines:
+        fail = fail_at(rows.path, line)
+        cells = _cells(text, fail)
         if len(cells) != len(header):
             fail(f"{len(cells)} values instead of {len(header)}; the line may be cut off: copy the file again")
         tokens = _cell(cells[1], _AZURE[1], fail, least=1)
         count = -(-tokens // block)
-        rows.lines.append(line)
-        rows.arrivals.append(_moment(cells[0], fail))
-        rows.inputs.append(tokens)
-        rows.outputs.append(_cell(cells[2], _AZURE[2], fail))
-        rows.sessions.append(NO_SESSION)
-        rows.counts.append(count)
+        rows.add(line, _moment(cells[0], fail), tokens, _cell(cells[2], _AZURE[2], fail), NO_SESSION, count, fail)
         rows.firsts.append(next_id)
         rows.spans.append(count)
         next_id += count
 
 
-def _cell(text: str, name: str, fail: Fail, *, least: int = 0) -> int:
+def _cells(text: str, fail: Fail) -> list[str]:
     try:
-        value = int(text)
-    except ValueError:
-        fail(f"{name} is {text.strip()!r}; it must be a whole number")
-    return _integer({name: value}, name, fail, least=least)
+        return next(csv.reader([text], strict=True), [])
+    except csv.Error as error:
+        fail(f"not a line of CSV ({error}); copy the file again, or delete the line")
+
+
+def _cell(text: str, name: str, fail: Fail, *, least: int = 0) -> int:
+    if not _WHOLE.fullmatch(text.strip()):
+        fail(f"{name} is {shown(text.strip())}; it must be a whole number")
+    return _integer({name: int(text)}, name, fail, least=least)
 
 
 def _moment(text: str, fail: Fail) -> float:
     try:
         return datetime.fromisoformat(text.strip()[:26]).timestamp()
-    except ValueError:
-        fail(f"TIMESTAMP is {text.strip()!r}; it must look like 2023-11-16 18:17:03.979960")
+    except (ValueError, OverflowError):
+        fail(f"TIMESTAMP is {shown(text.strip())}; it must look like 2023-11-16 18:17:03.979960")

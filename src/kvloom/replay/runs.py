@@ -15,6 +15,7 @@ from kvloom.adapters.auto_config import auto_config
 from kvloom.config import format_size
 from kvloom.errors import ConfigError
 from kvloom.eviction import POLICIES, find_policy
+from kvloom.manager.stats import Stats
 from kvloom.replay.optimum import next_uses, optimum
 from kvloom.replay.simulate import Ended, Outcome, simulate
 from kvloom.replay.sizes import DeviceSize, least_block_bytes, trace_block_bytes
@@ -101,7 +102,6 @@ class RunReport:
     def to_json(self) -> dict[str, Any]:
         """The run as plain values; rates are shares in [0, 1]."""
         o, trace = self.outcome, self.trace
-        evictions = {kind.name.lower(): s.evictions for kind, s in sorted(o.stats.kinds.items())}
         return {
             "trace": {
                 "name": trace.name,
@@ -127,23 +127,9 @@ class RunReport:
             "unlimited_block_hit_rate": self.unlimited_block_hit_rate,
             "passed_through": o.passed_through,
             "answers_cut_short": o.cut_short,
-            "kinds": {
-                kind.name.lower(): {
-                    "hits": s.hits,
-                    "misses": s.misses,
-                    "evictions": s.evictions,
-                    "bytes": s.bytes,
-                    "objects": s.objects,
-                    "commits": s.commits,
-                    "unkept": s.unkept,
-                    "stopped_lookups": {
-                        reason: n for (reason, of), n in sorted(o.faults.items()) if of == kind.name.lower()
-                    },
-                }
-                for kind, s in sorted(o.stats.kinds.items())
-            },
-            "evictions": {"total": sum(evictions.values()), "kinds": evictions, "reasons": eviction_reasons(evictions)},
-            "lookups": _by_reason(o.ended),
+            "kinds": kinds_json(o.stats, o.faults),
+            "evictions": evictions_json(o.stats),
+            "lookups": lookups_json(o.ended),
             "saved_prefill_tokens": self.saved_tokens,
             "prefill_tokens_per_second": self.prefill_speed,
             "saved_prefill_seconds": self.saved_seconds,
@@ -152,16 +138,36 @@ class RunReport:
         }
 
 
-def _by_reason(ended: Ended) -> dict[str, int]:
+def kinds_json(stats: Stats, faults: Ended) -> dict[str, Any]:
+    """The counters of every kind, and how often it kept a hit from being longer, by reason."""
+    return {
+        kind.name.lower(): {
+            "hits": s.hits,
+            "misses": s.misses,
+            "evictions": s.evictions,
+            "bytes": s.bytes,
+            "objects": s.objects,
+            "commits": s.commits,
+            "unkept": s.unkept,
+            "stopped_lookups": {reason: n for (reason, of), n in sorted(faults.items()) if of == kind.name.lower()},
+        }
+        for kind, s in sorted(stats.kinds.items())
+    }
+
+
+def evictions_json(stats: Stats) -> dict[str, Any]:
+    """Evictions by kind and reason: with one tier objects are only ever evicted to make room for others."""
+    evictions = {kind.name.lower(): s.evictions for kind, s in sorted(stats.kinds.items())}
+    total = sum(evictions.values())
+    return {"total": total, "kinds": evictions, "reasons": {"room": total}}
+
+
+def lookups_json(ended: Ended) -> dict[str, int]:
+    """Lookups by what ended them, over all kinds."""
     total: Counter[str] = Counter()
     for (reason, _), n in sorted(ended.items(), key=str):
         total[reason] += n
     return dict(total)
-
-
-def eviction_reasons(evictions: dict[str, int]) -> dict[str, int]:
-    """Evictions by reason: with one tier and nothing cleared, objects only ever go to make room for others."""
-    return {"room": sum(evictions.values())}
 
 
 def block_tokens(trace: Trace, hits: IntArray) -> IntArray:

@@ -91,7 +91,7 @@ def simulate(
     for i in range(len(trace)):
         run.serve(i)
         if (i + 1) % every == 0 or i + 1 == len(trace):
-            samples.append(_sample(run.manager.stats(), i + 1))
+            samples.append(sample(run.manager.stats(), i + 1))
             progress(i + 1)
     return Outcome(
         run.block_hits,
@@ -107,12 +107,20 @@ def simulate(
     )
 
 
-def _sample(stats: Stats, requests: int) -> Sample:
+def sample(stats: Stats, requests: int) -> Sample:
+    """How full the tier is, out of a manager's counters."""
     return Sample(
         requests,
         {kind: s.bytes for kind, s in stats.kinds.items()},
         sum(s.evictions for s in stats.kinds.values()),
     )
+
+
+def note(explanation: Explanation, ended: Ended, faults: Ended) -> None:
+    """Count what ended a lookup."""
+    found = [(lim.reason.value, lim.kind.name.lower() if lim.kind is not None else None) for lim in explanation.limits]
+    ended[found[0]] += 1
+    faults.update({fault for fault in found if fault[1] is not None})
 
 
 class _Run:
@@ -164,7 +172,7 @@ class _Run:
         self.block_hits[i] = hits
         full = (depth - 1) * block + self._last_block(i)
         self.reused[i] = hits * block if hits < depth else max(0, full)
-        self._note(sequence.explanation)
+        note(sequence.explanation, self.ended, self.faults)
         self._grow(sequence, tokens[:-1])
         sequence.close()
 
@@ -181,7 +189,7 @@ class _Run:
             return
         self.reused[i] = sequence.reused
         self.block_hits[i] = depth if sequence.reused >= prompt - 1 else min(depth, sequence.reused // self.trace.block)
-        self._note(sequence.explanation)
+        note(sequence.explanation, self.ended, self.faults)
         # As sessions do: the state just before the last prompt token, and the end of the answer, stay resumable.
         self._grow(sequence, tokens[: prompt - 1])
         self._keep(sequence)
@@ -237,10 +245,3 @@ class _Run:
         if sequence is not None:
             sequence.close()
         return sequence is not None
-
-    def _note(self, explanation: Explanation) -> None:
-        found = [
-            (lim.reason.value, lim.kind.name.lower() if lim.kind is not None else None) for lim in explanation.limits
-        ]
-        self.ended[found[0]] += 1
-        self.faults.update({fault for fault in found if fault[1] is not None})

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -30,8 +31,10 @@ from kvloom.config import Device
 from kvloom.errors import ConfigError, InputError, SequenceError, UnsupportedError
 from kvloom.eviction import EvictionPolicy
 from kvloom.manager import Manager
+from kvloom.manager.events import Watch
 from kvloom.manager.inputs import checked_keys, grade_of
 from kvloom.manager.sequence import CachedSequence
+from kvloom.manager.watched import WatchedManager
 from kvloom.plan import CopyPlan
 from kvloom.spec.from_config import spec_from_config
 from kvloom.spec.model_spec import ModelSpec
@@ -202,6 +205,7 @@ def attach(
     snapshot_interval: int | None = None,
     max_sequences: int = 64,
     policy: EvictionPolicy | str = "cost",
+    watch: Watch | None = None,
 ) -> Engine:
     """Let kvloom manage the cached state of ``model``.
 
@@ -216,6 +220,7 @@ def attach(
         snapshot_interval: tokens between recurrent snapshots, a multiple of the segment.
         max_sequences: sessions that may be open at once.
         policy: eviction policy: a name, or an ``EvictionPolicy``.
+        watch: told every call that changes the manager, such as a ``kvloom.replay.recorder.Recorder``.
 
     Raises:
         SpecError: the model keeps state that is not understood.
@@ -235,8 +240,9 @@ def attach(
     spec = probe(model, spec_from_config(config, dtype=dtype, **options))  # type: ignore[arg-type]
     versions = (("torch", torch.__version__), ("transformers", transformers.__version__))
     spec = replace(spec, identity=tuple(sorted((*spec.identity, *versions))))
+    make = Manager if watch is None else partial(WatchedManager, watch=watch)
     try:
-        manager = Manager(spec, [tier], policy=policy, max_sequences=max_sequences, thread_id=threading.get_ident)
+        manager = make(spec, [tier], policy=policy, max_sequences=max_sequences, thread_id=threading.get_ident)
         return Engine(model, spec, manager)
     except (MemoryError, OSError) as error:
         raise ConfigError(
