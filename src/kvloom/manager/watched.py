@@ -209,14 +209,14 @@ class WatchedManager(Manager):
     def step(self, batch: Batch, tokens: Int32Array) -> tuple[CopyPlan, ...]:
         """See ``Manager.step``."""
         self.listen()
+        self._rows_of(batch)  # a batch that cannot go on changes nothing; every other refusal is told
+        assert isinstance(batch, WatchedBatch)
         try:
             plans = super().step(batch, tokens)
         except KVLoomError as error:
-            whole = getattr(tokens, "dtype", None) == np.int32 and getattr(tokens, "shape", ()) != ()
-            if isinstance(batch, WatchedBatch) and whole and tokens.shape == (len(batch),):
+            if getattr(tokens, "dtype", None) == np.int32 and tokens.shape == (len(batch),):
                 self.tell(events.Step(batch.number, tokens.copy(), refused=type(error).__name__))
             raise
-        assert isinstance(batch, WatchedBatch)
         self.tell(events.Step(batch.number, tokens.copy(), tuple(plan.ticket for plan in plans)))
         return plans
 

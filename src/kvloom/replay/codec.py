@@ -166,8 +166,8 @@ def _flag(value: object, name: str, fail: Fail) -> bool:
 
 
 def _ids(value: object, name: str, fail: Fail) -> Int32Array:
-    if not isinstance(value, list) or not value or not all(type(v) is int and 0 <= v < 1 << 31 for v in value):
-        fail(f"{name} must be a list of at least one token id, whole numbers from 0 to 2**31 - 1")
+    if not isinstance(value, list) or not all(type(v) is int and 0 <= v < 1 << 31 for v in value):
+        fail(f"{name} must be a list of token ids, whole numbers from 0 to 2**31 - 1")
     return np.array(value, dtype=np.int32)
 
 

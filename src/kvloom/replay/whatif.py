@@ -29,6 +29,7 @@ class _Live:
         prompt: what it was opened with.
         at: tokens that are computed in the recording.
         pending: tokens that are appended there and not committed.
+        stepped: whether a batch appended them.
         appended: whether something is appended and not committed here.
     """
 
@@ -36,6 +37,7 @@ class _Live:
     prompt: Int32Array
     at: int
     pending: int = 0
+    stepped: bool = False
     appended: bool = False
 
 
@@ -78,7 +80,7 @@ class WhatIfPlayer(Player):
 
     def _rollback(self, event: events.Rollback) -> None:
         live = self._find(event.seq)
-        live.pending = 0
+        live.pending, live.stepped = 0, False
         sequence = self._usable(live)
         if sequence is not None and live.appended:
             live.appended = False
@@ -126,6 +128,7 @@ class WhatIfPlayer(Player):
             return
         for i, live in enumerate(members):
             self._begin(live, event.tokens[i : i + 1], 0)
+            live.stepped = True
 
     def _finish(self, event: events.Finish) -> None:
         self._commit_members(event.batch)
@@ -161,7 +164,7 @@ class WhatIfPlayer(Player):
             self.fail(f"batch {batch} was not made before")
         members = [self._find(seq) for seq in self._members[batch]]
         for live in members:
-            if live.pending:
+            if live.stepped:
                 self._end(live, Grade.FAITHFUL, 0)
         return members
 
@@ -190,7 +193,7 @@ class WhatIfPlayer(Player):
     def _end(self, live: _Live, grade: Grade, ticket: int) -> None:
         """Commit what ``_begin`` appended."""
         live.at += live.pending
-        live.pending = 0
+        live.pending, live.stepped = 0, False
         sequence = self._usable(live)
         if sequence is not None and live.appended:
             live.appended = False

@@ -1,0 +1,174 @@
+"""Random lives of a manager, written down and lived again: the same, down to every array; and under other settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.core import differential
+from tests.core.workshop import cut_statically
+from tests.core.worlds import WORLDS, World
+
+from kvloom.config import Device
+from kvloom.errors import CapacityError, InputError
+from kvloom.eviction import POLICIES
+from kvloom.manager import CachedSequence, Manager
+from kvloom.manager.watched import WatchedManager, WatchedSequence
+from kvloom.replay.codec import MARK
+from kvloom.replay.readers import read_input, read_trace
+from kvloom.replay.recorder import Recorder
+from kvloom.replay.recording import Recording
+from kvloom.replay.rerun import rerun
+from kvloom.replay.same import SamePlayer
+from kvloom.replay.whatif import WhatIfPlayer
+
+TOLD = {"open", "complete", "abandon", "batch", "step", "finish", "evict", "clear", "drop"}
+TOLD_OF_SEQUENCES = {"append", "commit", "rollback", "checkpoint", "fork", "close"}
+ONLY_LOOK = {
+    "peak_bytes",
+    "tier_needed",
+    "in_use",
+    "stats",
+    "check_integrity",
+    "running",
+    "enter",
+    "now",
+    "require_open",
+}
+ONLY_LOOK_OF_SEQUENCES = {
+    *("block_table", "first_block", "num_blocks", "live_slot", "ranges", "books", "published_blocks", "belongs_to"),
+    *("require_usable", "check"),
+}
+WITHIN = {"adopt_fork", "retire", "changed", "no_room", "collect", "tick", "make_node_room", "release_slots"}
+"""What the manager's own parts call."""
+WITHIN_SEQUENCES = {"lease", "plan_abandoned", "distrust", "keep_snapshot", "publish_stepped"}
+
+
+class Life(differential.Life):
+    """One that is not compared with the reference after every step: another test does that."""
+
+    def _compare(self) -> None:
+        """Nothing."""
+
+
+def lived(world: World, seed: int, policy: str, path: Path, steps: int, monkeypatch: pytest.MonkeyPatch) -> Life:
+    with Recorder(path, force=True) as recorder:
+        monkeypatch.setattr(differential, "Manager", partial(WatchedManager, watch=recorder))
+        life = Life(world, seed, policy)
+        for step in range(steps):
+            life.step()
+            if step % 20 == 7:
+                refused(life.fast)
+        recorder.end(life.fast.stats())
+    return life
+
+
+def refused(manager: Manager) -> None:
+    """Calls that are refused for their arguments: some of them move the clock."""
+    calls: list[Callable[[], Any]] = [
+        lambda: manager.open([-1]),
+        lambda: manager.open([2**31]),
+        lambda: manager.open([]),
+        lambda: manager.open([1], priority=-1),
+        lambda: manager.clear("salt"),  # type: ignore[arg-type]
+        lambda: manager.drop("nothing"),
+    ]
+    for call in calls:
+        with pytest.raises(InputError):
+            call()
+
+
+def read(path: Path) -> Recording:
+    found = read_input(path)
+    assert isinstance(found, Recording)
+    return found
+
+
+def another(recording: Recording, policy: str = "", device: int = 0) -> Manager:
+    made = recording.made
+    options = {} if device else {"max_nodes": made.max_nodes}
+    tier, sequences = Device(device or made.device), made.max_sequences
+    return Manager(made.spec, [tier], policy=policy or made.policy, max_sequences=sequences, **options)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
+def test_lived_again(world: World, policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "life.jsonl"
+    with cut_statically() if world.split else nullcontext():
+        life = lived(world, 7, policy, path, 150, monkeypatch)
+        recording = read(path)
+        player = SamePlayer(recording, another(recording))
+        player.play()
+        assert recording.end is not None
+        player.compare_end(recording.end, player.manager.stats())
+        player.manager.check_integrity()
+        for name, ours, theirs in zip(life.fast.arrays._fields, player.manager.arrays, life.fast.arrays, strict=True):
+            assert np.array_equal(ours, theirs), name
+        report = rerun(recording)
+        assert (report.same, report.difference) == (True, None)
+        assert report.stats == life.fast.stats()
+        assert set(recording.calls()) >= {"Open", "Append", "Commit", "Complete", "Close"}
+
+
+@pytest.mark.parametrize("world", WORLDS, ids=lambda world: world.name)
+def test_under_other_settings(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing breaks, and the books stay right."""
+    path = tmp_path / "life.jsonl"
+    lived(world, 11, "lru", path, 150, monkeypatch)
+    recording = read(path)
+    for policy in POLICIES:
+        for size in (world.arena * 4, world.arena, world.arena * 2 // 3):
+            try:
+                player = WhatIfPlayer(recording, another(recording, policy, size))
+            except CapacityError:  # not even for the smallest request
+                continue
+            player.play()
+            player.manager.check_integrity()
+            assert player.requests == len(recording.opened())
+            assert player.requests >= sum(player.ended.values())
+
+
+def test_every_public_call_is_told_or_only_looks() -> None:
+    """A new method of the manager must be written down, too, or be named here as one that changes nothing."""
+
+    def public(cls: type) -> set[str]:
+        return {name for name, value in vars(cls).items() if not name.startswith("_") and callable(getattr(cls, name))}
+
+    assert public(Manager) - {"sequence_type", "batch_type"} == TOLD | ONLY_LOOK | WITHIN
+    assert vars(WatchedManager).keys() >= TOLD
+    of_sequences = public(CachedSequence)
+    assert of_sequences == TOLD_OF_SEQUENCES | ONLY_LOOK_OF_SEQUENCES | WITHIN_SEQUENCES
+    assert vars(WatchedSequence).keys() >= TOLD_OF_SEQUENCES
+
+
+def test_salts_and_keys_are_not_written_down(tmp_path: Path) -> None:
+    spec = WORLDS[0].spec
+    texts = []
+    for name in ("a", "b"):
+        with Recorder(tmp_path / name) as recorder:
+            manager = WatchedManager(spec, [Device("1MiB")], watch=recorder)
+            for salt in (b"tenant-7", b"", b"tenant-7", b"tenant-8"):
+                for value in ("adapter-9", b"adapter-9", 779911):
+                    manager.open([1, 2, 3], salt=salt, extra_keys=(("lora", value),)).close()
+            manager.clear(b"tenant-7")
+            recorder.end(manager.stats())
+        assert rerun(read(tmp_path / name)).same
+        texts.append((tmp_path / name).read_text())
+    for secret in ("tenant", b"tenant".hex(), "adapter", b"adapter".hex(), "779911"):
+        assert all(secret not in text for text in texts)
+    opened = [[event for event in read(tmp_path / name).opened()] for name in ("a", "b")]
+    assert len({(event.salt, event.keys) for event in opened[0]}) == 9
+    assert not {event.keys for event in opened[0]} & {event.keys for event in opened[1]}  # another key for every file
+
+
+def test_a_recording_is_not_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(f'{{"{MARK}": 1')
+    with pytest.raises(InputError, match="line 1: not a whole JSON object"):
+        read_trace(path)
