@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,20 +27,30 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> Invoke:
 
 
 @pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directory of a tiny model of a family, made once."""
     pytest.importorskip("torch")
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     from kvloom.testing.families import random_model, tiny_config
 
-    path = tmp_path_factory.mktemp("tiny-gpt-oss")
-    random_model(tiny_config("gpt_oss"), seed=0).save_pretrained(path)
-    vocabulary = {c: i for i, c in enumerate([*CHARACTERS, "\n", "<unk>"])}
-    words = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="<unk>"))
-    words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(path)
-    return path
+    @functools.cache
+    def made(family: str) -> Path:
+        path = tmp_path_factory.mktemp(f"tiny-{family}")
+        random_model(tiny_config(family), seed=0).save_pretrained(path)
+        vocabulary = {c: i for i, c in enumerate([*CHARACTERS, "\n", "<unk>"])}
+        words = Tokenizer(models.WordLevel(vocab=vocabulary, unk_token="<unk>"))
+        words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+        PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(path)
+        return path
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def model_dir(model_of: Callable[[str], Path]) -> Path:
+    return model_of("gpt_oss")
 
 
 @pytest.fixture

@@ -162,7 +162,7 @@ def test_salts_and_keys_are_not_written_down(tmp_path: Path) -> None:
         texts.append((tmp_path / name).read_text())
     for secret in ("tenant", b"tenant".hex(), "adapter", b"adapter".hex(), "779911"):
         assert all(secret not in text for text in texts)
-    opened = [[event for event in read(tmp_path / name).opened()] for name in ("a", "b")]
+    opened = [read(tmp_path / name).opened() for name in ("a", "b")]
     assert len({(event.salt, event.keys) for event in opened[0]}) == 9
     assert not {event.keys for event in opened[0]} & {event.keys for event in opened[1]}  # another key for every file
 

@@ -1,7 +1,8 @@
 """Ctrl-C ends a command at once, wherever it is: importing, compiling or computing.
 
 A KeyboardInterrupt out of the blue is lost or turned into something else by parts of the large libraries that are
-imported here, and there is nothing to put away: no command leaves a file half written that is read later.
+imported here, and there is nothing to put away: no command leaves a file half written that is read later (recordings
+are written line by line).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from kvloom.cli import streams
 from kvloom.cli.tables import Sheet
 from kvloom.cli.warmup import ensure_compiled
 from kvloom.config import Device, format_size
-from kvloom.engine.memory import require_books
+from kvloom.engine.memory import require_books, require_tables
 from kvloom.errors import InputError
 from kvloom.replay.rerun import Rerun, rerun
 from kvloom.replay.runs import duration
@@ -44,7 +44,9 @@ def replay_recordings(
             )
     for recording in recordings:
         for size, asked in _sizes(recording, devices):
-            require_books(recording.made.spec, size, asked)
+            made = recording.made
+            require_books(made.spec, size, asked)
+            require_tables(made.spec, size, made.max_nodes, made.max_sequences, f"{recording.path}, line 1")
     ensure_compiled()
     reports = _run(recordings, devices, policies, prefill_speed)
     if html is not None:

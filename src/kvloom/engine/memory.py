@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvloom.config import format_size
 from kvloom.core.geometry import plan_geometry
-from kvloom.errors import ConfigError
+from kvloom.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from torch import device as TorchDevice  # noqa: N812
@@ -33,6 +33,20 @@ def require_tier(size: int, device: TorchDevice) -> None:
         raise ConfigError(
             f"device: a tier of {size} bytes ({format_size(size)}) is more than the {format_size(there)} that "
             f"{device} has in all; use a smaller --device"
+        )
+
+
+def require_tables(spec: ModelSpec, size: int, nodes: int, sequences: int, where: str) -> None:
+    """InputError when an index of ``nodes`` places and block tables of ``sequences`` rows would fill half the memory.
+
+    ``where`` begins the message.
+    """
+    slots = int(plan_geometry(spec, size).num_slots.sum())
+    needed = nodes * (_BOOKS_PER_SEGMENT + 4 * spec.segment_tokens) + sequences * slots * 4
+    if needed > physical_memory() // 2:
+        raise InputError(
+            f"{where}: an index of {nodes} places and block tables of {sequences} sequences take about "
+            f"{format_size(needed)}, and this machine has {format_size(physical_memory())} of memory; use a larger one"
         )
 
 

@@ -1,4 +1,4 @@
-"""The lines of a recording: one JSON object per call, as ``docs/recordings.md`` describes them.
+"""The lines of a recording: one JSON object per call, as ``docs/replay.md`` describes them.
 
 Field names mean the same in every line, so one table says how each is written and read.
 """
@@ -167,13 +167,13 @@ def _flag(value: object, name: str, fail: Fail) -> bool:
 
 def _ids(value: object, name: str, fail: Fail) -> Int32Array:
     if not isinstance(value, list) or not all(type(v) is int and 0 <= v < 1 << 31 for v in value):
-        fail(f"{name} must be a list of token ids, whole numbers from 0 to 2**31 - 1")
+        fail(f"{name} is {shown(value)}; it must be a list of token ids, whole numbers from 0 to 2**31 - 1")
     return np.array(value, dtype=np.int32)
 
 
 def _numbers(value: object, name: str, fail: Fail) -> tuple[int, ...]:
     if not isinstance(value, list) or not all(type(v) is int and 0 <= v < _MOST for v in value):
-        fail(f"{name} must be a list of whole numbers from 0")
+        fail(f"{name} is {shown(value)}; it must be a list of whole numbers from 0")
     return tuple(value)
 
 
@@ -189,7 +189,7 @@ def _salt(value: object, name: str, fail: Fail) -> bytes | None:
 
 def _keys(value: object, name: str, fail: Fail) -> tuple[tuple[str, bytes], ...]:
     if not isinstance(value, list) or not all(isinstance(p, list) and len(p) == 2 for p in value):
-        fail(f"{name} must be a list of [name, digest] pairs")
+        fail(f"{name} is {shown(value)}; it must be a list of [name, digest] pairs")
     return tuple((_text(key, name, fail), _hex(digest, name, fail)) for key, digest in value)
 
 
@@ -204,7 +204,7 @@ def _word(words: Mapping[str, Any]) -> Callable[[Any, str, Fail], Any]:
 
 def _counters(value: object, name: str, fail: Fail) -> dict[str, dict[str, int]]:
     if not isinstance(value, dict) or not all(isinstance(of_kind, dict) for of_kind in value.values()):
-        fail(f"{name} must be an object of the counters of every kind")
+        fail(f"{name} is {shown(value)}; it must be an object of the counters of every kind")
     return {
         kind: {counter: _number(n, f"{name}.{kind}.{counter}", fail) for counter, n in of_kind.items()}
         for kind, of_kind in value.items()

@@ -108,6 +108,7 @@ class _Rows:
         ids = np.repeat(firsts - begins, spans) + np.arange(int(spans.sum()), dtype=np.int64)
         return make_trace(
             name=self.path.name,
+            source=str(self.path),
             form=self.form,
             block=self.block,
             arrivals=np.array(self.arrivals, dtype=np.float64),
@@ -184,8 +185,11 @@ def _seconds(value: object, fail: Fail) -> float:
 
 
 def _ids(value: object, name: str, fail: Fail) -> list[int]:
-    if not isinstance(value, list) or not all(type(v) is int and 0 <= v < 1 << 62 for v in value):
-        fail(f"{name} must be a list of whole numbers from 0 to 2**62 - 1")
+    if not isinstance(value, list):
+        fail(f"{name} is {shown(value)}; it must be a list of whole numbers")
+    for at, number in enumerate(value):
+        if type(number) is not int or not 0 <= number < 1 << 62:
+            fail(f"{name}[{at}] is {shown(number)}; it must be a list of whole numbers from 0 to 2**62 - 1")
     return value
 
 
@@ -193,8 +197,9 @@ def _runs(value: object, fail: Fail) -> tuple[list[int], list[int]]:
     values = _ids(value, "hash_runs", fail)
     if len(values) % 2:
         fail(f"hash_runs has {len(values)} numbers; it must be pairs of a first id and a count")
-    if values[1::2] and not 1 <= min(values[1::2]) <= max(values[1::2]) <= MOST_TOKENS:
-        fail(f"a count in hash_runs is outside 1 to {MOST_TOKENS}")
+    for count in values[1::2]:
+        if not 1 <= count <= MOST_TOKENS:
+            fail(f"a count in hash_runs is {count}; it must be in 1 to {MOST_TOKENS}")
     return values[::2], values[1::2]
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvloom.errors import ConfigError, SpecError
+from kvloom.kinds import state_of
 from kvloom.manager.events import Event, Made, Open
 from kvloom.replay.codec import End, entry_from, made_from
 from kvloom.replay.lines import Lines, fail_at, json_object
@@ -59,6 +60,8 @@ def read_recording(path: Path, lines: Lines) -> Recording:
     fail = fail_at(path, at)
     try:
         made = made_from(json_object(text, fail, _WHAT), fail)
+        for group in made.spec.groups:
+            state_of(group)  # whether its geometry fits its kind
     except (SpecError, ConfigError) as error:
         fail(f"{error}; the line was changed: record the run again")
     numbers: list[int] = []

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from kvloom.config import Device, format_size
-from kvloom.errors import ConfigError
+from kvloom.errors import CapacityError, ConfigError, InputError, SpecError
 from kvloom.eviction import find_policy
 from kvloom.manager.manager import Manager
 from kvloom.manager.stats import Stats
@@ -182,7 +182,13 @@ def _manager(recording: Recording, policy: str, size: int) -> Manager:
     made = recording.made
     nodes = made.max_nodes if size == made.device else None
     try:
-        find_policy(policy)
+        if policy == made.policy:
+            find_policy(policy)
     except ConfigError as error:
         raise ConfigError(f"{recording.path}, line 1: {error}; name another one with --policy") from None
-    return Manager(made.spec, [Device(size)], policy=policy, max_sequences=made.max_sequences, max_nodes=nodes)
+    try:
+        return Manager(made.spec, [Device(size)], policy=policy, max_sequences=made.max_sequences, max_nodes=nodes)
+    except (ConfigError, SpecError, CapacityError) as error:
+        if size != made.device:
+            raise  # what was asked for cannot be
+        raise InputError(f"{recording.path}, line 1: {error}; the line was changed: record the run again") from None

@@ -109,11 +109,13 @@ def make_trace(
     counts: IntArray,
     ids: IntArray,
     lines: IntArray,
+    source: str = "",
 ) -> Trace:
     """A trace from the columns of a file, in the order of the file.
 
     ``counts`` is blocks per request, ``ids`` all block ids one after the other, ``lines`` the line number of every
-    request.  Requests are put into order of arrival (stably: file order where times are equal).
+    request, ``source`` the file for messages.
+    Requests are put into order of arrival (stably: file order where times are equal).
 
     Raises InputError when an id is not a prefix hash.
     """
@@ -131,7 +133,7 @@ def make_trace(
     if bad >= 0:
         at = int(np.searchsorted(starts, bad, side="right")) - 1
         raise InputError(
-            f"{name}, line {int(lines[at])}: block id {int(ids[bad])} does not follow the same blocks as where it was "
-            "first used; ids must be prefix hashes, so that an equal id means an equal prefix"
+            f"{source or name}, line {int(lines[at])}: block id {int(ids[bad])} does not follow the same blocks as "
+            "where it was first used; ids must be prefix hashes, so that an equal id means an equal prefix"
         )
     return Trace(name, form, block, arrivals - arrivals[0], inputs, outputs, sessions, starts, blocks, unique)
