@@ -36,7 +36,7 @@ _UNITS = {
     "tib": 1024**4,
     "tb": 1000**4,
 }
-_MOST_BYTES = 1 << 50
+MOST_BYTES = 1 << 50
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 ENV_PREFIX = "KVLOOM_"
 YAML_ROOT = "kv_cache_config"
@@ -59,11 +59,11 @@ def parse_size(size: int | str) -> int:
             raise ConfigError(
                 f"size {_shown(size)} is not understood; write bytes or a unit, such as '512MiB' or '2GiB'"
             )
-        number = min(float(match.group(1)), 2.0 * _MOST_BYTES)  # float() of many digits is infinite
+        number = min(float(match.group(1)), 2.0 * MOST_BYTES)  # float() of many digits is infinite
         size = int(number * _UNITS[unit])
     if size < 1:
         raise ConfigError(f"size {size} is below one byte; write a positive size such as '512MiB'")
-    if size > _MOST_BYTES:
+    if size > MOST_BYTES:
         raise ConfigError("size is more than 1024 TiB; write what the machine has, such as '512MiB' or '2GiB'")
     return size
 

@@ -60,6 +60,32 @@ def test_a_second_process_compiles_nothing() -> None:
     assert process("-c", PROGRAM, str(CONVERSATION)) == "0 []\n"
 
 
+def _machine_code(folder: str) -> dict[str, tuple[int, int]]:
+    """What is kept on disk of the core: size and time of every file."""
+    return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in Path(folder).glob("*.nb[ic]")}
+
+
+def test_replays_of_a_hybrid_model_write_no_machine_code(tmp_path: Path) -> None:
+    """Every policy and both ways of it, in processes of their own: everything was on disk before."""
+
+    def command(*arguments: object) -> str:
+        asked = [sys.executable, "-m", "kvloom", *map(str, arguments), "--json"]
+        done = subprocess.run(asked, check=True, capture_output=True, text=True, timeout=500)
+        assert "compiling" not in done.stderr
+        return done.stdout
+
+    subprocess.run([sys.executable, "-m", "kvloom", "warmup"], check=True, capture_output=True, timeout=500)
+    folder = json.loads(command("warmup"))["cache"]
+    before = _machine_code(folder)
+    assert len(before) > 100
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(CONVERSATION.read_text().splitlines(keepends=True)[:40]))
+    for model in ("gpt-oss-20b", "qwen3-next-80b", "deepseek-v4-flash"):
+        for more in ((), ("--cache-only",)):
+            command("replay", trace, "--model", model, "--device", "10%", "--policy", "all", *more)
+    assert _machine_code(folder) == before
+
+
 def test_the_first_compilation_is_announced_and_can_be_interrupted(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell passes it on as ignored
     process = subprocess.Popen(

@@ -132,6 +132,34 @@ def test_a_bad_trace_is_named_before_anything_runs(invoke, tmp_path: Path) -> No
     assert "cut off" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", ["line 1", "the file is empty"]),
+        (b"\x1f\x8b\x08\x00\x00", ["line 1", "compressed with gzip", "gunzip"]),
+        (b"\x7fELF\xff", ["line 1", "not UTF-8 text"]),
+        (b'{"timestamp": 1, "input_length": -5, "output_length": 1, "hash_ids": []}', ["line 1", "input_length is -5"]),
+        (b'{"timestamp": 1, "input_length": 5, "output_length": 1, "hash_ids": [1, 2]}', ["line 1", "there are 2 ids"]),
+        (b'{"timestamp": 1, "inp', ["line 1", "cut off"]),
+        (b"[" * 100_000, ["line 1", "nested too deeply"]),
+    ],
+)
+def test_bad_traces_are_one_line_and_exit_code_2(invoke, tmp_path: Path, raw: bytes, words: list[str]) -> None:
+    bad = tmp_path / "bad"
+    bad.write_bytes(raw)
+    for path, expected in ((bad, words), (tmp_path, ["Is a directory", "name a trace file"])):
+        done = invoke(path, "--model", "llama-3.1-8b", "--device", "5%")
+        assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert all(word in done.stderr for word in [str(path), *expected]), done.stderr
+
+
+def test_traces_need_a_model_and_a_size(invoke) -> None:
+    for given, missing in (("--model=llama-3.1-8b", "--device SIZE"), ("--device=5%", "--model PRESET")):
+        done = invoke(CONVERSATION, given)
+        assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert f"is a trace, which needs {missing}" in done.stderr
+
+
 def test_the_cuts_are_small_and_their_licences_are_named() -> None:
     notice = (DATA / "README.md").read_text()
     files = [path for path in DATA.iterdir() if path.suffix in (".jsonl", ".csv")]

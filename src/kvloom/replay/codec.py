@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from kvloom.config import MOST_BYTES
 from kvloom.manager import events
+from kvloom.manager.manager import MOST_NODES, MOST_SEQUENCES
 from kvloom.replay.lines import Fail, shown
 from kvloom.spec.plain import spec_from_plain, spec_to_plain
 from kvloom.types import Grade, Int32Array, Kind, Reason
@@ -102,7 +104,8 @@ def made_from(row: dict[str, Any], fail: Fail) -> events.Made:
         )
     known = (MARK, "kvloom", "policy", "device", "max_sequences", "max_nodes", "model")
     _check_names(row, known, known, "the first line", fail)
-    numbers = [_number(row[name], name, fail, least=1) for name in ("device", "max_sequences", "max_nodes")]
+    most = {"device": MOST_BYTES, "max_sequences": MOST_SEQUENCES, "max_nodes": MOST_NODES}
+    numbers = [_number(row[name], name, fail, least=1, most=most[name]) for name in most]
     for name in ("kvloom", "policy"):
         _text(row[name], name, fail)
     return events.Made(spec_from_plain(row["model"]), row["policy"], *numbers)
