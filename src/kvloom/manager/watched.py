@@ -7,14 +7,14 @@ calls that were refused for their arguments: they change nothing but the logical
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from kvloom.config import Device
 from kvloom.core.namespace import ExtraKey
 from kvloom.errors import CapacityError, InputError, KVLoomError
-from kvloom.eviction import EvictionPolicy
 from kvloom.manager import events
 from kvloom.manager.events import Event, Watch
 from kvloom.manager.inputs import checked_keys, grade_of
@@ -110,24 +110,12 @@ class WatchedManager(Manager):
     sequence_type = WatchedSequence
     batch_type = WatchedBatch
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        tiers: Sequence[Device],
-        *,
-        watch: Watch,
-        policy: EvictionPolicy | str = "cost",
-        max_sequences: int = 64,
-        thread_id: Callable[[], int] | None = None,
-        max_nodes: int | None = None,
-    ) -> None:
-        super().__init__(
-            spec, tiers, policy=policy, max_sequences=max_sequences, thread_id=thread_id, max_nodes=max_nodes
-        )
+    def __init__(self, spec: ModelSpec, tiers: Sequence[Device], *, watch: Watch, **options: Any) -> None:
+        super().__init__(spec, tiers, **options)
         self._watch = watch
         self._clock = self.now()
         self._sequences = self._batches = 0
-        self.tell(events.Made(spec, self.policy.name, self.cap, max_sequences, len(self.arrays.node)))
+        self.tell(events.Made(spec, self.policy.name, self.cap, len(self.rows.state), len(self.arrays.node)))
 
     def listen(self) -> None:
         """A call begins: tell what was done to the clock since the one before.  Raises WrongThreadError."""

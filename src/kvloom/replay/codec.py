@@ -16,7 +16,7 @@ import numpy as np
 from kvloom.config import MOST_BYTES
 from kvloom.manager import events
 from kvloom.manager.manager import MOST_NODES, MOST_SEQUENCES
-from kvloom.replay.lines import Fail, shown
+from kvloom.replay.lines import Fail, check_names, shown
 from kvloom.spec.plain import spec_from_plain, spec_to_plain
 from kvloom.types import Grade, Int32Array, Kind, Reason
 
@@ -103,7 +103,7 @@ def made_from(row: dict[str, Any], fail: Fail) -> events.Made:
             "or use the kvloom that made it"
         )
     known = (MARK, "kvloom", "policy", "device", "max_sequences", "max_nodes", "model")
-    _check_names(row, known, known, "the first line", fail)
+    check_names(row, known, known, "the first line", fail)
     most = {"device": MOST_BYTES, "max_sequences": MOST_SEQUENCES, "max_nodes": MOST_NODES}
     numbers = [_number(row[name], name, fail, least=1, most=most[name]) for name in most]
     for name in ("kvloom", "policy"):
@@ -119,17 +119,8 @@ def entry_from(row: dict[str, Any], fail: Fail) -> Entry:
         fail(f"op is {shown(op)}; it must be one of {', '.join(_OPS)}")
     known = fields(cls)
     needed = [f.name for f in known if f.default is MISSING]
-    _check_names(row, ("op", *(f.name for f in known)), needed, str(op), fail)
+    check_names(row, ("op", *(f.name for f in known)), needed, str(op), fail)
     return cls(**{f.name: _FIELDS[f.name].read(row[f.name], f.name, fail) for f in known if f.name in row})
-
-
-def _check_names(row: dict[str, Any], known: tuple[str, ...], needed: Any, what: str, fail: Fail) -> None:
-    for name in row:
-        if name not in known:
-            fail(f"unknown field {shown(name)}; {what} has {', '.join(known)}")
-    for name in needed:
-        if name not in row:
-            fail(f"the field {name!r} is missing; {what} has {', '.join(known)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -91,3 +91,13 @@ def json_object(text: str, fail: Fail, what: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         fail(f"a JSON {type(row).__name__}, not an object; {what}")
     return row
+
+
+def check_names(row: dict[str, Any], known: Sequence[str], needed: Iterable[str], what: str, fail: Fail) -> None:
+    """Fail for a field that is not known, and for one that is needed and missing; ``what`` has them."""
+    for name in row:
+        if name not in known:
+            fail(f"unknown field {shown(name)}; {what} has {', '.join(known)}")
+    for name in needed:
+        if name not in row:
+            fail(f"the field {name!r} is missing; {what} has {', '.join(known)}")

@@ -17,7 +17,7 @@ import numpy as np
 
 from kvloom.errors import InputError
 from kvloom.replay.codec import is_first_line
-from kvloom.replay.lines import Fail, Lines, fail_at, json_object, read_lines, shown
+from kvloom.replay.lines import Fail, Lines, check_names, fail_at, json_object, read_lines, shown
 from kvloom.replay.recording import Recording, read_recording
 from kvloom.replay.trace import NO_SESSION, Trace, make_trace
 from kvloom.types import IntArray
@@ -138,12 +138,7 @@ def _read_json(rows: _Rows, lines: Lines) -> None:
 def _json_request(rows: _Rows, line: int, row: dict[str, Any], fail: Fail) -> None:
     form = "agentic" if "hash_runs" in row else "mooncake"
     known = _FIELDS[form]
-    for name in row:
-        if name not in known:
-            fail(f"unknown field {shown(name)}; a request of this form has {', '.join(known)}")
-    for name in known:
-        if name not in row:
-            fail(f"the field {name!r} is missing; a request of this form has {', '.join(known)}")
+    check_names(row, known, known, "a request of this form", fail)
     block = _integer(row, "block_size", fail, least=1) if form == "agentic" else MOONCAKE_BLOCK
     if rows.form and (rows.form, rows.block) != (form, block):
         fail(
