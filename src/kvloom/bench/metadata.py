@@ -83,11 +83,9 @@ def _walk(name: str, value: object, seen: set[int]) -> Iterator[tuple[str, Any]]
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """What an object holds: fields of named tuples, items of containers, attributes of kvloom's own objects."""
+    """What an object holds: items of containers, attributes of kvloom's own objects."""
     owner = type(value).__name__
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        yield from ((f"{owner}.{part}", inner) for part, inner in value._asdict().items())
-    elif isinstance(value, dict):
+    if isinstance(value, dict):
         yield from (("", inner) for inner in value.values())
     elif isinstance(value, (list, tuple, set)):
         yield from (("", inner) for inner in value)

@@ -33,7 +33,7 @@ def _sources_stamp() -> bytes:
 
 
 def _compile(function: F, **options: Any) -> F:
-    options |= {"nogil": True, "_nrt": False}
+    options |= {"nogil": True, "_nrt": False, "no_cfunc_wrapper": True}
     try:
         compiled = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # a read-only installation without a writable cache directory
@@ -72,7 +72,7 @@ def jit(function: F) -> F:
     The core's functions allocate nothing: scratch arrays are arguments.  Numba would otherwise count references to
     every array at every call, atomically, which costs thirty times the work itself.
     """
-    return _compile(function)
+    return _compile(function, forceinline=False)  # said aloud: else it takes it from the function that calls it first
 
 
 def inlined(function: F) -> F:

@@ -1,13 +1,17 @@
-"""The compiled calls of the hot path.  They take the core by handle; see ``kvloom.core.handle``."""
+"""The compiled calls of the hot path.  They take an array of two addresses; see ``kvloom.core.handle``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import cast
+
 from kvloom.core._jit import jit
+from kvloom.core.arrays import Arrays
 from kvloom.core.fields import CLOCK, KEPT
-from kvloom.core.handle import arrays_of, rows_of
+from kvloom.core.handle import at_address
 from kvloom.core.heat import end_at
 from kvloom.core.hybrid_match import best_boundary, first_bad_group, known_prefix, walk
-from kvloom.core.page_table import EPOCH, LENGTH, NODE, PUBLISHED, ROW_PRIORITY, STATE_GRADE, lease, release_row
+from kvloom.core.page_table import EPOCH, LENGTH, NODE, PUBLISHED, ROW_PRIORITY, STATE_GRADE, Rows, lease, release_row
 from kvloom.core.prefix_index import drop_anchor, touch
 from kvloom.core.progress import begin_step, commit, finish_step, reserve
 from kvloom.core.publishing import republish
@@ -16,6 +20,9 @@ from kvloom.core.worth import value_boundary
 from kvloom.types import AnyArray
 
 NOT_BEGUN = -2
+
+arrays_of = cast("Callable[[AnyArray], Arrays]", at_address(Arrays, 0))
+rows_of = cast("Callable[[AnyArray], Rows]", at_address(Rows, 1))
 
 
 @jit

@@ -11,7 +11,7 @@ all others are held by the row itself.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Annotated
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from kvloom.core.fields import (
     SLOT_BASE,
     SPINE,
 )
+from kvloom.core.handle import ANY, Handled, int32, int64
 from kvloom.core.heat import pass_path
 from kvloom.core.prefix_index import add_anchor, touch
 from kvloom.core.reuse import count_request
@@ -63,15 +64,17 @@ OFFSET, WIDTH = range(2)
 ) = range(10)
 
 
-class Rows(NamedTuple):
+class Rows(Handled):
     """Block tables of all running sequences; see the module docstring."""
 
-    table: AnyArray  # int32 [Q, sum of widths] local slots; only blocks in [FIRST, LAST) mean anything
-    generation: AnyArray  # int32, like table: generation of the slot when the row took it
-    span: AnyArray  # int32 [Q, G, 3]
-    shape: AnyArray  # int32 [G, 2]
-    state: AnyArray  # int64 [Q, 10]
-    tail: AnyArray  # int32 [Q, segment] tokens of the segment that is being filled
+    argument = "r"
+
+    table: Annotated[AnyArray, int32(ANY, ANY)]  # [Q, sum of widths] local slots of blocks in [FIRST, LAST)
+    generation: Annotated[AnyArray, int32(ANY, ANY)]  # like table: generation of the slot when the row took it
+    span: Annotated[AnyArray, int32(ANY, ANY, 3)]  # [Q, G, 3]
+    shape: Annotated[AnyArray, int32(ANY, 2)]  # [G, 2]
+    state: Annotated[AnyArray, int64(ANY, 10)]  # [Q, 10]
+    tail: Annotated[AnyArray, int32(ANY, ANY)]  # [Q, segment] tokens of the segment that is being filled
 
 
 def allocate_rows(spec: ModelSpec, geometry: ArenaGeometry, max_sequences: int) -> Rows:

@@ -36,7 +36,7 @@ from kvloom.core.fields import (
     STATE,
 )
 from kvloom.core.geometry import fits, plan_geometry, smallest_arena, split_note
-from kvloom.core.handle import make_handle
+from kvloom.core.handle import both_addresses
 from kvloom.core.integrity import check_books
 from kvloom.core.lifecycle import QUARANTINED
 from kvloom.core.namespace import ExtraKey, encode_namespace
@@ -173,7 +173,7 @@ class Manager(Single):
             spec, self.geometry, nodes, self.policy.order, 0 if self._key is None else self._key.address
         )
         self.rows: Rows = allocate_rows(spec, self.geometry, max_sequences)
-        self.handle = make_handle(self.arrays, self.rows)
+        self.handle = both_addresses(self.arrays, self.rows)
         self.buffers = TokenBuffers()
         self.tickets = Tickets(self.arrays)
         self._namespaces: dict[bytes, Namespace] = {}
