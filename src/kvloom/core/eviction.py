@@ -10,8 +10,6 @@ from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
 from kvloom.core.block_pool import head_of, is_auxiliary, page_of, serve_next, take_slot, take_slots
 from kvloom.core.fields import (
-    COL_BASE,
-    COLUMNS,
     FREE_NODES,
     FRUGAL,
     GENERATION,
@@ -24,7 +22,6 @@ from kvloom.core.fields import (
     PAGE_HELD,
     PAGE_USED,
     QUEUE_SIZE,
-    RESIDENT,
     REST,
     RULES,
     SLOT_BASE,
@@ -36,6 +33,7 @@ from kvloom.core.fields import (
 )
 from kvloom.core.leaf_heap import reconsider_checkpoints
 from kvloom.core.lifecycle import COMMITTED
+from kvloom.core.paths import NEVER, evict_leaf, evict_path, room_of
 from kvloom.core.policies import BY_CLASSES, STRANDED
 from kvloom.core.prefix_index import forget_object
 from kvloom.core.victim import victim
@@ -43,18 +41,6 @@ from kvloom.core.worth import value_boundary
 from kvloom.types import SLOT_EVICTED, AnyArray
 
 NOTHING, LEAF, AUXILIARY, PAGE = range(4)
-
-
-@jit
-def evict_leaf(a: Arrays, n: int) -> None:
-    """Evict every object of leaf ``n``."""
-    for g in range(a.group.shape[0]):
-        first = a.group[g, COL_BASE]
-        for c in range(first, first + a.group[g, COLUMNS]):
-            if a.columns[n, c] >= 0:
-                forget_object(a, g, a.group[g, SLOT_BASE] + a.columns[n, c], SLOT_EVICTED)
-                if a.node[n, RESIDENT] == 0:
-                    return
 
 
 @jit
@@ -93,13 +79,13 @@ def _oldest_head(a: Arrays, worth: int) -> int:
 
 
 @jit
-def _evict_useless(a: Arrays, g: int) -> bool:
+def _evict_useless(a: Arrays, g: int, want: int, most: int) -> bool:
     """Evict what ``cost`` gives first: stranded leaves, surplus, rests.  Of group ``g`` (-1: any) where it has some.
 
-    False when there is nothing that can help the group.
+    ``want`` and ``most``: see ``evict_path``.  False when there is nothing that can help the group.
     """
     if a.policy[QUEUE_SIZE + STRANDED] > 0:
-        evict_leaf(a, a.heap[STRANDED, 0])
+        evict_path(a, a.heap[STRANDED, 0], g, want, most)
         return True
     for worth in (SURPLUS, REST):
         head = head_of(worth)
@@ -113,9 +99,9 @@ def _evict_useless(a: Arrays, g: int) -> bool:
 
 
 @jit
-def evict_any(a: Arrays) -> bool:
-    """Evict the next thing of any group; False when nothing can go."""
-    if a.policy[RULES] == BY_CLASSES and _evict_useless(a, -1):
+def evict_any(a: Arrays, most: int) -> bool:
+    """Evict the next thing of any group, or up to ``most`` leaves of a path; False when nothing can go."""
+    if a.policy[RULES] == BY_CLASSES and _evict_useless(a, -1, 0, most):
         return True
     leaf, when = victim(a) if a.scalars[HEAP_SIZE] > 0 else (-1, 0)
     for worth in (SURPLUS, KEPT):
@@ -124,19 +110,21 @@ def evict_any(a: Arrays) -> bool:
             evict_auxiliary(a, g, a.group[g, head_of(worth)])
             return True
     if leaf >= 0:
-        evict_leaf(a, leaf)
+        evict_path(a, leaf, -1, 0, most)
     return leaf >= 0
 
 
 @jit
-def make_room(a: Arrays, g: int) -> bool:
+def make_room(a: Arrays, g: int, want: int) -> bool:
     """Evict the oldest thing that can give group ``g`` a slot, sooner or later; False when nothing can go.
+
+    More may go that would go next anyway, until the group has room for ``want`` slots.
 
     Candidates: the leaf that the policy picks, the group's own oldest auxiliary object, and the oldest page of another
     group that can be emptied at once.  Under ``cost`` what is useless goes first, and pages only without a leaf.
     """
     learns = a.policy[RULES] == BY_CLASSES
-    if learns and _evict_useless(a, g):
+    if learns and _evict_useless(a, g, want, NEVER):
         return True
     what, which, when = NOTHING, -1, 0
     if a.scalars[HEAP_SIZE] > 0:
@@ -153,7 +141,7 @@ def make_room(a: Arrays, g: int) -> bool:
     if what == NOTHING:
         return False
     if what == LEAF:
-        evict_leaf(a, which)
+        evict_path(a, which, g, want, NEVER)
     elif what == AUXILIARY:
         evict_auxiliary(a, g, which)
     else:
@@ -177,7 +165,7 @@ def _prefer_busy_page(a: Arrays, g: int) -> None:
     per_page = a.group[g, SLOTS_PER_PAGE]
     for p in range(a.page.shape[0]):
         if a.page[p, PAGE_GROUP] == g and 0 < a.page[p, PAGE_HELD] < per_page:
-            while a.page[p, PAGE_USED] == per_page and make_room(a, g):
+            while a.page[p, PAGE_USED] == per_page and make_room(a, g, 1):
                 pass
             if a.page[p, PAGE_USED] < per_page:
                 serve_next(a, g, p)
@@ -189,11 +177,18 @@ def _take_frugally(a: Arrays, g: int) -> int:
     _prefer_busy_page(a, g)
     s = take_slot(a, g)
     while s < 0:
-        if not make_room(a, g):
+        if not make_room(a, g, 1):
             return -1
         s = take_slot(a, g)
     a.page[page_of(a, g, s), PAGE_HELD] += 1
     return s
+
+
+@jit
+def make_room_for(a: Arrays, g: int, count: int) -> None:
+    """Evict until group ``g`` has room for ``count`` slots, or nothing can go."""
+    while room_of(a, g) < count and make_room(a, g, count):
+        pass
 
 
 @inlined
@@ -203,7 +198,7 @@ def take_or_evict(a: Arrays, g: int) -> int:
         return _take_frugally(a, g)
     s = take_slot(a, g)
     while s < 0:
-        if not make_room(a, g):
+        if not make_room(a, g, 1):
             return -1
         s = take_slot(a, g)
     return s
@@ -213,7 +208,7 @@ def take_or_evict(a: Arrays, g: int) -> int:
 def take_or_evict_many(a: Arrays, g: int, most: int, locals_: AnyArray, generations: AnyArray, at: int) -> int:
     """``take_or_evict`` up to ``most`` times into ``locals_[at:]`` and ``generations[at:]``; returns how many.
 
-    Stops at what is free where there is any, so the caller asks again until it has enough or gets none.
+    The caller asks again until it has enough or gets none.
     """
     if a.scalars[FRUGAL] == 1:
         s = _take_frugally(a, g)
@@ -222,7 +217,5 @@ def take_or_evict_many(a: Arrays, g: int, most: int, locals_: AnyArray, generati
         locals_[at] = s - a.group[g, SLOT_BASE]
         generations[at] = a.slot[s, GENERATION]
         return 1
-    taken = take_slots(a, g, most, locals_, generations, at)
-    while taken == 0 and make_room(a, g):
-        taken = take_slots(a, g, most, locals_, generations, at)
-    return taken
+    make_room_for(a, g, most)
+    return take_slots(a, g, most, locals_, generations, at)

@@ -216,11 +216,11 @@ def drop_anchor(a: Arrays, n: int) -> None:
         if a.node[n, RESIDENT] > 0:
             enter_heap(a, n)
             return
-        n = _bury(a, n)
+        n = bury(a, n)
 
 
 @jit
-def _bury(a: Arrays, n: int) -> int:
+def bury(a: Arrays, n: int) -> int:
     """Make ``n`` a ghost; returns the parent, which loses an anchor, or -1 for a root."""
     parent = a.node[n, PARENT]
     if parent >= 0:
@@ -235,7 +235,7 @@ def drop_resident(a: Arrays, n: int) -> None:
     """``n`` lost an object; a leaf that lost its last one becomes a ghost."""
     a.node[n, RESIDENT] -= 1
     if a.node[n, RESIDENT] == 0 and a.node[n, ANCHORS] == 0:
-        parent = _bury(a, n)
+        parent = bury(a, n)
         if parent >= 0 and a.node[parent, ANCHORS] == 1 and a.node[parent, RESIDENT] > 0:
             a.node[parent, ANCHORS] = 0
             succeed(a, n, parent)

@@ -71,9 +71,12 @@ def bytes_used(a: Arrays, slot_bytes: AnyArray) -> int:
 def evict_bytes(a: Arrays, slot_bytes: AnyArray, wanted: int) -> int:
     """Evict the oldest things until ``wanted`` bytes are free that were not; returns the bytes freed."""
     before = bytes_used(a, slot_bytes)
+    segment = 0
+    for g in range(a.group.shape[0]):
+        segment += a.group[g, COLUMNS] * slot_bytes[g]
     freed = 0
     while freed < wanted:
-        if not evict_any(a):
+        if not evict_any(a, max(1, (wanted - freed) // segment)):
             break
         freed = before - bytes_used(a, slot_bytes)
     return freed

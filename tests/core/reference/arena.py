@@ -95,6 +95,11 @@ class Arena:
         self.pages[page] = Page(group, self.on_page(group, page)[::-1])
         self.open_pages[group].insert(0, page)
 
+    def room(self, group: int) -> int:
+        """Slots of the group that are free, and those of free pages."""
+        free = sum(len(self.pages[page].free) for page in self.open_pages[group])
+        return free + sum(len(self.on_page(group, page)) for page in self.free_pages)
+
     def take(self, group: int) -> Slot | None:
         """A free slot of the page opened last, else of a free page; None when there is neither."""
         if not self.open_pages[group]:

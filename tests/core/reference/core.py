@@ -181,6 +181,11 @@ class Core:
         min(candidates, key=lambda c: c[:2])[2]()
         return True
 
+    def make_room_for(self, group: int, count: int) -> None:
+        """Evict until the group has room for so many slots."""
+        while self.arena.room(group) < count and self._make_room(group):
+            pass
+
     def take(self, group: int) -> Slot | None:
         """A slot with one holder, evicting as needed; None when everything is in use.
 

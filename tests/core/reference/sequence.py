@@ -70,7 +70,10 @@ class RefSequence:
         for group in self.manager.core.groups:
             if group.snapshot:
                 continue
-            for block in range(group.begun(self.length), group.begun(self.length + count)):
+            blocks = range(group.begun(self.length), group.begun(self.length + count))
+            if self.manager.arena.held_on is None:
+                self.manager.core.make_room_for(group.index, len(blocks))
+            for block in blocks:
                 slot = self.manager.core.take(group.index)
                 if slot is None:
                     self._shrink_to(self.length, up_to=group.index)
