@@ -64,7 +64,7 @@ def page_of(a: Arrays, g: int, s: int) -> int:
     return a.group[g, PAGE_BASE] + (local >> shift if shift >= 0 else local // a.group[g, SLOTS_PER_PAGE])
 
 
-@jit
+@inlined
 def _list_page(a: Arrays, g: int, p: int) -> None:
     head = a.group[g, PART_HEAD]
     a.page[p, PAGE_PREV] = -1
@@ -74,7 +74,7 @@ def _list_page(a: Arrays, g: int, p: int) -> None:
     a.group[g, PART_HEAD] = p
 
 
-@jit
+@inlined
 def _unlist_page(a: Arrays, g: int, p: int) -> None:
     before, after = a.page[p, PAGE_PREV], a.page[p, PAGE_NEXT]
     if before >= 0:
@@ -254,9 +254,9 @@ def take_slots(a: Arrays, g: int, most: int, locals_: AnyArray, generations: Any
     return done
 
 
-@jit
-def give_slot(a: Arrays, g: int, s: int) -> None:
-    """Give back a slot that nobody holds, that is in no list and counted as pinned; an empty page returns."""
+@inlined
+def put_back(a: Arrays, g: int, s: int) -> None:
+    """``give_slot``, for hot loops."""
     move(a.slot, s, FREE)
     a.slot[s, GENERATION] += 1
     a.slot[s, OWNER] = -1
@@ -275,6 +275,39 @@ def give_slot(a: Arrays, g: int, s: int) -> None:
         a.group[g, PAGES] -= 1
         a.free_pages[a.scalars[FREE_PAGES]] = p
         a.scalars[FREE_PAGES] += 1
+
+
+@jit
+def give_slot(a: Arrays, g: int, s: int) -> None:
+    """Give back a slot that nobody holds, that is in no list and counted as pinned; an empty page returns."""
+    put_back(a, g, s)
+
+
+@jit
+def give_run(a: Arrays, g: int, first: int, count: int) -> None:
+    """``put_back`` for ``count`` slots from ``first`` on that lie on one page, their own records done by the caller."""
+    per_page = a.group[g, SLOTS_PER_PAGE]
+    p = page_of(a, g, first)
+    used = a.page[p, PAGE_USED] - count
+    a.group[g, USED] -= count
+    a.page[p, PAGE_USED] = used
+    a.page[p, PAGE_PINNED] -= count - 1
+    unpin_page(a, g, p)
+    whole = used == 0 and a.scalars[STATIC] == 0
+    if used + count == per_page:
+        if not whole:
+            _list_page(a, g, p)
+    elif whole:
+        _unlist_page(a, g, p)
+        start = first_slot(a, g, p)
+        take_range(a, start, start + per_page)
+    if whole:
+        a.page[p, PAGE_GROUP] = -1
+        a.group[g, PAGES] -= 1
+        a.free_pages[a.scalars[FREE_PAGES]] = p
+        a.scalars[FREE_PAGES] += 1
+    else:
+        mark_range_free(a, first, first + count)
 
 
 @inlined

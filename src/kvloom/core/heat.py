@@ -122,11 +122,15 @@ def end_at(a: Arrays, n: int, priority: int) -> None:
         count_run(a, a.node[n, DEPTH])
 
 
-@jit
+@inlined
 def fold(a: Arrays, n: int, parent: int) -> None:
     """Leaf ``n`` died: what its parent does not know yet of its uses."""
-    if a.policy[RULES] == BY_STAMP:
-        return
+    if a.policy[RULES] != BY_STAMP:
+        _fold(a, n, parent)
+
+
+@jit
+def _fold(a: Arrays, n: int, parent: int) -> None:
     note_priority(a, parent, a.heat[n, PRIORITY])
     if a.heat[n, TICK] > a.heat[parent, TICK]:
         _renew(a, parent, a.heat[n, TICK])

@@ -17,7 +17,7 @@ import numpy as np
 
 from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
-from kvloom.core.block_pool import hold, release
+from kvloom.core.block_pool import give_run, hold, release
 from kvloom.core.eviction import take_or_evict_many
 from kvloom.core.fields import (
     BLOCK_TOKENS,
@@ -28,15 +28,20 @@ from kvloom.core.fields import (
     HITS,
     LEASED,
     NEED,
+    OWNER,
+    PINNED,
+    PINS,
     RULE,
     RULE_PREFIX,
     RULE_SNAPSHOT,
     RULE_WINDOW,
     SLOT_BASE,
+    SLOTS_PER_PAGE,
     SPINE,
 )
 from kvloom.core.handle import ANY, Handled, int32, int64
 from kvloom.core.heat import pass_path
+from kvloom.core.lifecycle import FREE, move
 from kvloom.core.prefix_index import add_anchor, touch
 from kvloom.core.reuse import count_request
 from kvloom.core.rules import blocks_at, first_block_needed
@@ -124,10 +129,29 @@ def put(a: Arrays, r: Rows, q: int, g: int, block: int, s: int) -> None:
 @jit
 def shrink(a: Arrays, r: Rows, q: int, g: int, first: int, last: int) -> None:
     """Give up every block outside [first, last), deepest first."""
-    shared = r.span[q, g, SHARED]
-    for block in range(r.span[q, g, LAST] - 1, max(r.span[q, g, FIRST], shared) - 1, -1):
-        if block < first or block >= last:
-            release(a, g, slot_at(a, r, q, g, block))
+    base, per_page = a.group[g, SLOT_BASE], a.group[g, SLOTS_PER_PAGE]
+    begun, count, lowest = -1, 0, 0  # slots that nobody else knows, one below the other on one page, go at once
+    for block in range(r.span[q, g, LAST] - 1, max(r.span[q, g, FIRST], r.span[q, g, SHARED]) - 1, -1):
+        if first <= block < last:
+            continue
+        s = slot_at(a, r, q, g, block)
+        private = a.slot[s, OWNER] < 0 and a.slot[s, PINS] == 1
+        if count > 0 and not (private and s == begun - 1 and s >= lowest):
+            give_run(a, g, begun, count)
+            count = 0
+        if private:
+            if count == 0:
+                lowest = base + (s - base) // per_page * per_page
+            begun = s
+            count += 1
+            a.slot[s, PINS] = 0
+            a.group[g, PINNED] -= 1
+            move(a.slot, s, FREE)
+            a.slot[s, GENERATION] += 1
+        else:
+            release(a, g, s)
+    if count > 0:
+        give_run(a, g, begun, count)
     r.span[q, g, FIRST] = max(r.span[q, g, FIRST], min(first, last))
     r.span[q, g, LAST] = max(r.span[q, g, FIRST], min(r.span[q, g, LAST], last))
 

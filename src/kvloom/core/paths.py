@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
-from kvloom.core.block_pool import give_slot, page_of, pin_page, unlink_auxiliary
+from kvloom.core.block_pool import page_of, pin_page, put_back, unlink_auxiliary
 from kvloom.core.fields import (
     ANCHORS,
     AUX_HEAD,
@@ -99,7 +99,7 @@ def _drop_objects(a: Arrays, n: int, loose: bool) -> None:
             elif loose:
                 pin_page(a, g, page_of(a, g, s))
             move(a.slot, s, EVICTED)
-            give_slot(a, g, s)
+            put_back(a, g, s)
     a.node[n, RESIDENT] = 0
     a.node[n, SPINE] = -1
 

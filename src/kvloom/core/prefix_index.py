@@ -178,7 +178,7 @@ def _ghost_unlink(a: Arrays, n: int) -> None:
     a.node[n, GHOST_PREV] = OUT_OF_LIST
 
 
-@jit
+@inlined
 def _ghost_append(a: Arrays, n: int) -> None:
     tail = a.scalars[GHOST_TAIL]
     a.node[n, GHOST_PREV] = tail
@@ -219,7 +219,7 @@ def drop_anchor(a: Arrays, n: int) -> None:
         n = bury(a, n)
 
 
-@jit
+@inlined
 def bury(a: Arrays, n: int) -> int:
     """Make ``n`` a ghost; returns the parent, which loses an anchor, or -1 for a root."""
     parent = a.node[n, PARENT]

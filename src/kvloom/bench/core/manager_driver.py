@@ -200,6 +200,6 @@ class ManagerDriver:
     def bytes_per_object(self) -> float:
         """Bytes of all live arrays of the core, the token store apart, over the objects in the index."""
         manager = self._made
-        arrays = [*manager.arrays, *manager.rows]
+        arrays = [array for record in (manager.arrays, manager.rows) for _, array in record.items()]
         total = sum(a.nbytes for a in arrays) - manager.arrays.tokens.nbytes
         return total / max(1, self.cached())
