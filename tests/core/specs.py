@@ -98,4 +98,18 @@ LARGE_LCM = ModelSpec(
 
 CHUNKS_ONLY = ModelSpec("only chunks", (chunks(6, 4), chunks(8, 2, 1024)), block_size=4, segment_tokens=4)
 
-ALL = (FULL, FULL_WINDOW, THREE_SEGMENTS, V4, RECURRENT, STATE_ONLY, TINY, LARGE_LCM, CHUNKS_ONLY)
+HEAVY_PATH = ModelSpec(
+    "a window of three segments and a tail that weigh less than the path",
+    (
+        full(4, 1024),
+        blocks("more", Kind.COMPRESSED, 4, slot_bytes=1024),
+        blocks("indexer", Kind.INDEXER, 4, slot_bytes=1024),
+        window(11, 4, 256),
+        snapshots("tail", Kind.TAIL, slot_bytes=256),
+    ),
+    block_size=4,
+    segment_tokens=4,
+)
+"""Has rests after 3, 6, 9, 12... segments."""
+
+ALL = (FULL, FULL_WINDOW, THREE_SEGMENTS, V4, RECURRENT, STATE_ONLY, TINY, LARGE_LCM, CHUNKS_ONLY, HEAVY_PATH)

@@ -49,6 +49,9 @@ WORLDS = (
     World(specs.LARGE_LCM, 112 * KIB, 3, max_nodes=24),
     World(specs.CHUNKS_ONLY, 30 * KIB, 3, max_nodes=20, split=True),
     World(specs.CHUNKS_ONLY, 72 * KIB),
+    World(specs.HEAVY_PATH, 75 * KIB, 3, max_nodes=40, split=True),
+    World(specs.HEAVY_PATH, 100 * KIB, 4),
+    World(specs.HEAVY_PATH, 60 * KIB, 3, max_nodes=24),
     # So small that there are hardly more pages than groups.
     World(specs.FULL_WINDOW, 16 * KIB, 3),
     World(specs.THREE_SEGMENTS, 26 * KIB, 3),

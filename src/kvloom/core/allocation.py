@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple
+from math import lcm
 
 import numpy as np
 
@@ -55,6 +56,9 @@ from kvloom.plan import ArenaGeometry
 from kvloom.spec.model_spec import GroupSpec, ModelSpec
 from kvloom.types import Kind
 
+REST_SHARE = 8
+"""Rests weigh at most this part of their path."""
+
 
 def _shift(value: int) -> int:
     """Base-2 logarithm of a power of two, else -1: a division that hot loops turn into a shift."""
@@ -72,23 +76,25 @@ def _keep_every(spec: ModelSpec, group: GroupSpec) -> int:
 
 
 def rest_interval(spec: ModelSpec) -> int:
-    """Tokens between boundaries that stay as long as their path: so many that they weigh no more than the path itself.
+    """Tokens of path that weigh ``REST_SHARE`` times what a boundary does: see ``next_rest``.
 
-    0 when there is nothing to keep besides the path, or nothing but that.
+    0 when nothing is kept besides the path, or nothing but that.
     """
-    segment, every = spec.segment_tokens, spec.snapshot_interval
+    chunks = [g.window for g in spec.groups if g.window and g.chunked]
+    unit = lcm(spec.snapshot_interval or spec.segment_tokens, *chunks)
     path = boundary = 0.0
     for group in spec.groups:
         if group.is_snapshot:
-            boundary += group.slot_bytes
+            multiple = group.needed_unless_multiple_of
+            boundary += group.slot_bytes if multiple == 0 or unit % multiple else 0
         elif group.window:
-            boundary += group.slot_bytes / group.block_tokens * (group.window + group.block_tokens)
+            rows = 0 if group.chunked else group.window - 1
+            boundary += group.slot_bytes * -(-rows // group.block_tokens)
         else:
             path += group.slot_bytes / group.block_tokens
     if not path or not boundary:
         return 0
-    unit = every or segment
-    return int(-(-boundary // path) + unit - 1) // unit * unit
+    return -(-int(-(-REST_SHARE * boundary // path)) // unit) * unit
 
 
 def allocate(

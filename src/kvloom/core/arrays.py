@@ -39,4 +39,4 @@ class Arrays(Handled):
     reached: Annotated[AnyArray, int64(ANY)]  # [N] scratch: pass << 32 | anchors that can go
     page_stamp: Annotated[AnyArray, int64(ANY)]  # [P] clock at which the page could last be emptied
     counters: Annotated[AnyArray, int64(ANY, 6)]  # [G, 6]
-    scalars: Annotated[AnyArray, int64(ANY)]  # [26]
+    scalars: Annotated[AnyArray, int64(ANY)]  # [27]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
-from kvloom.core.block_pool import head_of, is_auxiliary, page_of, serve_next, take_slot, take_slots
+from kvloom.core.block_pool import first_slot, head_of, is_auxiliary, page_of, serve_next, take_slot, take_slots
 from kvloom.core.fields import (
     FREE_NODES,
     FRUGAL,
@@ -21,36 +21,42 @@ from kvloom.core.fields import (
     PAGE_GROUP,
     PAGE_HELD,
     PAGE_USED,
+    PAGES,
     QUEUE_SIZE,
     REST,
+    REST_HEAD,
     RULES,
     SLOT_BASE,
     SLOTS_PER_PAGE,
     STATE,
     STATIC,
     STEAL_HEAD,
+    STEAL_NEXT,
     SURPLUS,
+    USED,
 )
-from kvloom.core.leaf_heap import reconsider_checkpoints
+from kvloom.core.leaf_heap import reconsider, strand_checkpoints
 from kvloom.core.lifecycle import COMMITTED
 from kvloom.core.paths import NEVER, evict_leaf, evict_path, room_of
 from kvloom.core.policies import BY_CLASSES, STRANDED
 from kvloom.core.prefix_index import forget_object
 from kvloom.core.victim import victim
-from kvloom.core.worth import value_boundary
 from kvloom.types import SLOT_EVICTED, AnyArray
 
+LOOKED_AT = 64
 NOTHING, LEAF, AUXILIARY, PAGE = range(4)
 
 
 @jit
 def evict_auxiliary(a: Arrays, g: int, s: int) -> None:
     """Evict the auxiliary object in ``s``; what else only its boundary needs is surplus from now on."""
-    n = a.slot[s, OWNER]
+    n, worth, when = a.slot[s, OWNER], a.worth[s], a.slot_stamp[s]
     forget_object(a, g, s, SLOT_EVICTED)
     if a.policy[RULES] == BY_CLASSES:
-        value_boundary(a, n, SURPLUS)
-        reconsider_checkpoints(a, n)
+        if worth == SURPLUS:
+            strand_checkpoints(a, n)
+        else:
+            reconsider(a, n, when)
 
 
 @jit
@@ -67,6 +73,16 @@ def _empty_page(a: Arrays, g: int, p: int) -> None:
 
 
 @jit
+def _only_rests(a: Arrays, g: int, p: int) -> bool:
+    """Whether page ``p`` of group ``g``, which can be emptied now, has nothing on it but rests."""
+    first = first_slot(a, g, p)
+    for s in range(first, first + a.group[g, SLOTS_PER_PAGE]):
+        if a.slot[s, STATE] == COMMITTED and (a.worth[s] == KEPT or not is_auxiliary(a, g, s)):
+            return False
+    return True
+
+
+@jit
 def _oldest_head(a: Arrays, worth: int) -> int:
     """The group with the oldest auxiliary object of this worth, or -1."""
     head = head_of(worth)
@@ -79,6 +95,39 @@ def _oldest_head(a: Arrays, worth: int) -> int:
 
 
 @jit
+def _evict_listed(a: Arrays, g: int, worth: int) -> bool:
+    """Evict the oldest auxiliary object of this worth, of group ``g`` (-1: any) where it has some."""
+    head = head_of(worth)
+    h = g
+    if g < 0 or a.group[g, head] < 0:
+        h = _oldest_head(a, worth) if g < 0 or a.scalars[STATIC] == 0 else -1
+    if h >= 0:
+        evict_auxiliary(a, h, a.group[h, head])
+    return h >= 0
+
+
+@jit
+def _evacuate(a: Arrays, g: int) -> bool:
+    """Empty a page on which there are only a few rests, of a group with many free slots besides ``g``."""
+    for h in range(a.group.shape[0]):
+        per_page = a.group[h, SLOTS_PER_PAGE]
+        spare = a.group[h, PAGES] * per_page - a.group[h, USED]
+        if h == g or a.group[h, REST_HEAD] < 0 or spare < 2 * per_page:
+            continue
+        best, least = -1, per_page
+        p, looked = a.group[h, STEAL_HEAD], 0
+        while p >= 0 and looked < LOOKED_AT:
+            if a.page[p, PAGE_USED] < least and _only_rests(a, h, p):
+                best, least = p, a.page[p, PAGE_USED]
+            p = a.page[p, STEAL_NEXT]
+            looked += 1
+        if best >= 0:
+            _empty_page(a, h, best)
+            return True
+    return False
+
+
+@jit
 def _evict_useless(a: Arrays, g: int, want: int, most: int) -> bool:
     """Evict what ``cost`` gives first: stranded leaves, surplus, rests.  Of group ``g`` (-1: any) where it has some.
 
@@ -87,15 +136,12 @@ def _evict_useless(a: Arrays, g: int, want: int, most: int) -> bool:
     if a.policy[QUEUE_SIZE + STRANDED] > 0:
         evict_path(a, a.heap[STRANDED, 0], g, want, most)
         return True
-    for worth in (SURPLUS, REST):
-        head = head_of(worth)
-        h = g
-        if g < 0 or a.group[g, head] < 0:
-            h = _oldest_head(a, worth) if g < 0 or a.scalars[STATIC] == 0 else -1
-        if h >= 0:
-            evict_auxiliary(a, h, a.group[h, head])
-            return True
-    return False
+    if _evict_listed(a, g, SURPLUS):
+        while g >= 0 and a.policy[QUEUE_SIZE + STRANDED] == 0 and room_of(a, g) < want:
+            if not _evict_listed(a, g, SURPLUS):
+                break
+        return True
+    return _evict_listed(a, g, REST) if g >= 0 and a.scalars[STATIC] == 1 else _evacuate(a, g)
 
 
 @jit
@@ -111,7 +157,7 @@ def evict_any(a: Arrays, most: int) -> bool:
             return True
     if leaf >= 0:
         evict_path(a, leaf, -1, 0, most)
-    return leaf >= 0
+    return leaf >= 0 or _evict_listed(a, -1, REST)
 
 
 @jit
@@ -139,7 +185,7 @@ def make_room(a: Arrays, g: int, want: int) -> bool:
             if h != g and p >= 0 and (what == NOTHING or a.page_stamp[p] < when):
                 what, which, when = PAGE + h, p, a.page_stamp[p]
     if what == NOTHING:
-        return False
+        return _evict_listed(a, g, REST)
     if what == LEAF:
         evict_path(a, which, g, want, NEVER)
     elif what == AUXILIARY:

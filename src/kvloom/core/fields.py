@@ -59,7 +59,7 @@ RULE_SNAPSHOT = int(MatchRule.POINT)
 # Lists of auxiliary objects: what ``worth`` says of a slot.  Only ``cost`` has more than the first.
 SURPLUS = 0  # serves no boundary that is kept
 KEPT = 1  # serves the end of a request, or a fork
-REST = 2  # serves a multiple of REST_INTERVAL
+REST = 2  # serves a rest, and stays as long as its path
 OF_LEAF = 3  # what a leaf needs becomes KEPT, whatever it was
 
 # page: int32 [P, 8]
@@ -133,7 +133,7 @@ END_NODE, END_TICK, END_INDEX = 24, 40, 56  # both ends of every class when last
 SCORED_AT = 72  # OPENS then
 POLICY_NUMBERS = 96
 
-# scalars: int64 [26]
+# scalars: int64 [27]
 (
     CLOCK,
     FREE_PAGES,
@@ -151,10 +151,11 @@ POLICY_NUMBERS = 96
     RECYCLED,  # ghosts that are freed at once
     STATIC,  # 1 when every group has a fixed share of the arena, as one page
     BIT_LEVELS,  # levels of the bitmap of free slots
-    REST_INTERVAL,  # tokens between boundaries that stay as long as their path; 0 = none
+    REST_INTERVAL,  # see ``kvloom.core.rules.next_rest``; 0 = there are no rests
+    BROKEN,  # 1 once a prefix block was forgotten without what is below it
     BIT_BASE,  # first word of level 0; the next six are those of the levels above
-) = range(18)
-SCALARS = 26
+) = range(19)
+SCALARS = 27
 
 # counters: int64 [G, 6], objects
 ALLOCS, EVICTIONS, HITS, MISSES, COMMITS, UNKEPT = range(6)

@@ -7,7 +7,7 @@ from kvloom.core.arrays import Arrays
 from kvloom.core.block_pool import release
 from kvloom.core.eviction import take_or_evict
 from kvloom.core.fields import COL_BASE, GRADE, NEED, RULE, RULE_SNAPSHOT, SLOT_BASE, UNKEPT
-from kvloom.core.page_table import FIRST, LAST, Rows, slot_at
+from kvloom.core.page_table import FIRST, LAST, PARTS, Rows, slot_at
 from kvloom.core.room import lacks_room
 from kvloom.core.rules import block_of, blocks_at, first_block_needed, snapshot_kept, snapshot_needed
 from kvloom.types import AnyArray
@@ -61,9 +61,11 @@ def checkpoint_lacks_room(a: Arrays, n: int, start: int, position: int, grade: i
 def reserve_snapshots(a: Arrays, r: Rows, q: int, n: int, position: int, asked: bool, grade: int, out: AnyArray) -> int:
     """Take slots for the snapshots that node ``n`` keeps at ``position`` and does not have as good already.
 
-    ``asked``: a checkpoint, so the interval does not matter.  ``out`` int64 [groups] gets global slots or -1.
+    ``asked``: a checkpoint, so the interval does not matter; nor does it where a fork begins.
+    ``out`` int64 [groups] gets global slots or -1.
     Returns -1, or the group without room (then nothing is kept).
     """
+    asked = asked or (r.state[q, PARTS] > 0 and r.state[q, PARTS] * a.tokens.shape[1] == position)
     for g in range(a.group.shape[0]):
         out[g] = -1
         wanted = a.group[g, RULE] == RULE_SNAPSHOT and _snapshot_wanted(a, n, g, position, asked, grade)

@@ -13,11 +13,14 @@ from kvloom.core.block_pool import page_of, pin_page, unpin_page
 from kvloom.core.fields import (
     COL_BASE,
     COLUMNS,
+    DEPTH,
     FIRST_CHECKPOINT,
+    FIRST_CHILD,
     HEAP_AT,
     HEAP_SIZE,
     NTOKENS,
     OF_LEAF,
+    PARENT,
     PINS,
     QUEUE,
     QUEUE_SIZE,
@@ -29,7 +32,7 @@ from kvloom.core.fields import (
     YOUNG_AT,
 )
 from kvloom.core.policies import BY_CLASSES, BY_FIFO, CLASSES, HEAPS, STRANDED, rank, resumable
-from kvloom.core.worth import value_boundary
+from kvloom.core.worth import give_up_boundary, reach, value_boundary
 
 
 @inlined
@@ -194,13 +197,46 @@ def leave_heap(a: Arrays, n: int) -> None:
     _loosen(a, n, False)
 
 
-@jit
-def reconsider_checkpoints(a: Arrays, n: int) -> None:
+@inlined
+def _strand(a: Arrays, n: int) -> None:
+    """A leaf that nothing can resume from any more goes next."""
+    if a.node[n, HEAP_AT] >= 0 and a.heat[n, QUEUE] != STRANDED and not resumable(a, n):
+        quit_queue(a, n)
+        a.heat[n, QUEUE] = STRANDED
+        join_queue(a, n, STRANDED)
+
+
+@inlined
+def strand_checkpoints(a: Arrays, n: int) -> None:
     """``n`` lost a window: checkpoints below it that nothing can resume from any more go next."""
     c = a.node[n, FIRST_CHECKPOINT]
     while c >= 0:
-        if a.node[c, HEAP_AT] >= 0 and a.heat[c, QUEUE] != STRANDED and not resumable(a, c):
-            quit_queue(a, c)
-            a.heat[c, QUEUE] = STRANDED
-            join_queue(a, c, STRANDED)
+        _strand(a, c)
         c = a.node[c, SIBLING_NEXT]
+
+
+@inlined
+def give_up(a: Arrays, n: int, when: int) -> None:
+    """What only the end of segment ``n`` or its checkpoints need goes first if nothing can resume there any more."""
+    if a.node[n, NTOKENS] == a.tokens.shape[1] and not resumable(a, n):
+        _strand(a, n)
+        give_up_boundary(a, n, when)
+    strand_checkpoints(a, n)
+
+
+@jit
+def reconsider(a: Arrays, n: int, when: int) -> None:
+    """``n`` lost a window or snapshot that was kept until then, ``when`` it had been released.
+
+    Boundaries that needed it end at ``n`` or not far below.  What they share with others was released later.
+    """
+    depth = a.node[n, DEPTH] + reach(a)
+    m = n
+    while m >= 0:
+        give_up(a, m, when)
+        if a.node[m, DEPTH] < depth and a.node[m, FIRST_CHILD] >= 0:
+            m = a.node[m, FIRST_CHILD]
+            continue
+        while m != n and a.node[m, SIBLING_NEXT] < 0:
+            m = a.node[m, PARENT]
+        m = a.node[m, SIBLING_NEXT] if m != n else -1

@@ -54,7 +54,7 @@ from kvloom.types import AnyArray
 FIRST, LAST, SHARED = range(3)
 # shape: int32 [G, 2]
 OFFSET, WIDTH = range(2)
-# state: int64 [Q, 10]
+# state: int64 [Q, 11]
 (
     LENGTH,  # tokens computed
     PENDING,  # tokens appended, not computed yet
@@ -66,7 +66,8 @@ OFFSET, WIDTH = range(2)
     STEPPED,  # 1 when the pending token was reserved by a batch, which has put its id into the tail
     ROW_PRIORITY,  # of the request
     QUIET,  # decode steps up to fewer tokens than this change no block; 0 = not known
-) = range(10)
+    PARTS,  # segments after which the prompt parts from what was known when it was opened; 0 = nowhere, or no matter
+) = range(11)
 
 
 class Rows(Handled):
@@ -78,7 +79,7 @@ class Rows(Handled):
     generation: Annotated[AnyArray, int32(ANY, ANY)]  # like table: generation of the slot when the row took it
     span: Annotated[AnyArray, int32(ANY, ANY, 3)]  # [Q, G, 3]
     shape: Annotated[AnyArray, int32(ANY, 2)]  # [G, 2]
-    state: Annotated[AnyArray, int64(ANY, 10)]  # [Q, 10]
+    state: Annotated[AnyArray, int64(ANY, 11)]  # [Q, 11]
     tail: Annotated[AnyArray, int32(ANY, ANY)]  # [Q, segment] tokens of the segment that is being filled
 
 
@@ -100,7 +101,7 @@ def allocate_rows(spec: ModelSpec, geometry: ArenaGeometry, max_sequences: int) 
         generation=np.zeros(shape, dtype=np.int32),
         span=np.zeros((max_sequences, len(spec.groups), 3), dtype=np.int32),
         shape=np.stack([offsets[:-1], widths], axis=1).astype(np.int32),
-        state=np.zeros((max_sequences, 10), dtype=np.int64),
+        state=np.zeros((max_sequences, 11), dtype=np.int64),
         tail=np.zeros((max_sequences, spec.segment_tokens), dtype=np.int32),
     )
 

@@ -17,7 +17,9 @@ from kvloom.core.fields import (
     COLUMNS,
     EVICTIONS,
     FREE_PAGES,
+    KEPT_HEAD,
     NTOKENS,
+    OF_LEAF,
     OWNER,
     OWNER_COL,
     PAGES,
@@ -25,6 +27,7 @@ from kvloom.core.fields import (
     QUEUE,
     QUEUE_SIZE,
     RESIDENT,
+    REST_HEAD,
     RULE,
     RULE_PREFIX,
     RULES,
@@ -33,12 +36,14 @@ from kvloom.core.fields import (
     SPINE,
     STATIC,
     STEAL_HEAD,
+    TICK,
     USED,
 )
 from kvloom.core.leaf_heap import leave_heap, older, succeed
 from kvloom.core.lifecycle import EVICTED, READY, move
-from kvloom.core.policies import BY_CLASSES, BY_FIFO, STRANDED, rank
+from kvloom.core.policies import BY_CLASSES, BY_FIFO, CLASSES, HEAPS, STRANDED, rank
 from kvloom.core.prefix_index import bury, drop_anchor, forget_object
+from kvloom.core.worth import value_boundary
 from kvloom.types import SLOT_EVICTED
 
 NEVER = 1 << 62
@@ -116,35 +121,70 @@ def _oldest_page(a: Arrays, g: int) -> int:
 
 
 @inlined
-def _goes_next(a: Arrays, n: int, row: int, second: int) -> bool:
-    """Whether ``n``, as a leaf, would be the first of queue ``row``, in which ``second`` is the first but one now."""
-    if rank(a, n) != row:
-        return False
-    return second < 0 or older(a, n, second)
+def _second(a: Arrays, row: int, size: int, young: bool) -> int:
+    """The first but one of heap ``row``, or -1; ``young``: its first has the highest order."""
+    second = -1
+    for i in range(1, min(3, size)):
+        n = a.heap[row, i]
+        if second < 0 or (older(a, second, n) if young else older(a, n, second)):
+            second = n
+    return second
+
+
+@inlined
+def _tied(a: Arrays, n: int) -> bool:
+    """Whether the order of leaf ``n`` does not tell it from an end of another class."""
+    for q in range(CLASSES):
+        known = a.policy[QUEUE_SIZE + q] > 0 and q != a.heat[n, QUEUE]
+        if known and a.order[n] in (a.order[a.heap[q, 0]], a.order[a.heap[HEAPS + q, 0]]):
+            return True
+    return False
+
+
+@inlined
+def _pages_to_empty(a: Arrays, g: int) -> bool:
+    """Whether a page of another group than ``g`` may be worth emptying: see ``kvloom.core.eviction``."""
+    for h in range(a.group.shape[0]):
+        spare = a.group[h, PAGES] * a.group[h, SLOTS_PER_PAGE] - a.group[h, USED]
+        if h != g and a.group[h, REST_HEAD] >= 0 and spare >= 2 * a.group[h, SLOTS_PER_PAGE]:
+            return True
+    return False
+
+
+@inlined
+def _oldest_own(a: Arrays, g: int, learns: bool) -> int:
+    """The time since which an auxiliary object of group ``g`` (-1: of any) may go instead of a leaf."""
+    oldest = NEVER
+    for h in range(a.group.shape[0]):
+        s = a.group[h, KEPT_HEAD if learns else AUX_HEAD]
+        if (h == g or g < 0) and s >= 0:
+            oldest = min(oldest, a.slot_stamp[s])
+    return oldest
 
 
 @jit
 def evict_path(a: Arrays, n: int, g: int, want: int, most: int) -> int:
-    """Evict leaf ``n``, the first of its queue, and what becomes a leaf by that as long as it would go next.
+    """Evict leaf ``n``, the one that goes next, and what becomes a leaf by that as long as it would go next.
 
     Ends when group ``g`` (-1: no matter) has room for ``want`` slots, or ``most`` leaves went; returns how many.
     """
-    segment = a.tokens.shape[1]
-    row = a.heat[n, QUEUE] if a.policy[RULES] == BY_CLASSES else 0
     learns = a.policy[RULES] == BY_CLASSES
-    if a.policy[RULES] == BY_FIFO or (learns and row != STRANDED) or a.node[n, NTOKENS] != segment or _held(a, n):
+    row = a.heat[n, QUEUE] if learns else 0
+    classed = learns and row != STRANDED
+    if (
+        a.policy[RULES] == BY_FIFO
+        or a.node[n, NTOKENS] != a.tokens.shape[1]
+        or _held(a, n)
+        or (classed and (_tied(a, n) or _pages_to_empty(a, g)))
+    ):
         evict_leaf(a, n)
         return 1
-    second = -1
-    for i in range(1, min(3, a.policy[QUEUE_SIZE + row])):
-        if second < 0 or older(a, a.heap[row, i], second):
-            second = a.heap[row, i]
-    oldest_own, oldest_page = NEVER, NEVER
-    if not learns:
-        for h in range(a.group.shape[0]):
-            if (h == g or g < 0) and a.group[h, AUX_HEAD] >= 0:
-                oldest_own = min(oldest_own, a.slot_stamp[a.group[h, AUX_HEAD]])
-        oldest_page = _oldest_page(a, g) if g >= 0 else NEVER
+    size = a.policy[QUEUE_SIZE + row]
+    young = classed and a.heap[row, 0] != n
+    second = _second(a, HEAPS + row if young else row, size, young)
+    order, tick = a.order[n], a.heat[n, TICK]
+    oldest_own = NEVER if learns and not classed else _oldest_own(a, g, learns)
+    oldest_page = NEVER if learns or g < 0 else _oldest_page(a, g)
     first, count = n, 0
     while True:
         _drop_objects(a, n, n == first)
@@ -163,8 +203,12 @@ def evict_path(a: Arrays, n: int, g: int, want: int, most: int) -> int:
             or oldest_own <= when
             or oldest_page < when
             or _held(a, parent)
-            or not _goes_next(a, parent, row, second)
+            or rank(a, parent) != row
+            or (classed and (a.order[parent] != order or a.heat[parent, TICK] != tick or _pages_to_empty(a, g)))
+            or (second >= 0 and not (older(a, second, parent) if young else older(a, parent, second)))
         ):
             succeed(a, first, parent)
             return count
+        if classed:
+            value_boundary(a, parent, OF_LEAF)
         n = parent

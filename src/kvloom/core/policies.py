@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
 from kvloom.core.fields import (
+    BROKEN,
     COL_BASE,
     COLUMNS,
     DEPTH,
@@ -31,6 +32,7 @@ from kvloom.core.fields import (
     RULE_WINDOW,
     RULES,
     SPENT,
+    SPINE,
     USES,
 )
 from kvloom.core.rules import block_of, blocks_at, first_block_needed, snapshot_needed
@@ -91,9 +93,32 @@ def frequency(a: Arrays, n: int) -> int:
     return max(0, min(MOST_FREQUENCY, a.node[n, USES] - a.heat[n, SPENT]))
 
 
+@inlined
+def _has_prefix(a: Arrays, g: int, n: int, position: int) -> bool:
+    """Whether ``n``, at whose end is ``position``, has its blocks of prefix group ``g``, and so have all above it.
+
+    Eviction takes leaves only, so those above need a look only after blocks were forgotten in other ways.
+    """
+    segment = a.tokens.shape[1]
+    if a.node[n, NTOKENS] < segment:
+        first = block_of(a, g, position - position % segment)
+        for block in range(first, blocks_at(a, g, position)):
+            if a.columns[n, a.group[g, COL_BASE] + block - first] < 0:
+                return False
+    elif a.node[n, SPINE] < 0:
+        return False
+    if a.scalars[BROKEN] == 1:
+        m = a.node[n, PARENT]
+        while a.node[m, NTOKENS] > 0:
+            if a.node[m, SPINE] < 0:
+                return False
+            m = a.node[m, PARENT]
+    return True
+
+
 @jit
 def resumable(a: Arrays, n: int) -> bool:
-    """Whether every window and snapshot is there that resuming at the end of ``n`` needs."""
+    """Whether everything is there that resuming at the end of ``n`` needs."""
     segment = a.tokens.shape[1]
     whole = a.node[n, NTOKENS] == segment
     position = a.node[n, DEPTH] * segment + (0 if whole else a.node[n, NTOKENS])
@@ -110,6 +135,8 @@ def resumable(a: Arrays, n: int) -> bool:
                     begin -= a.group[g, COLUMNS]
                 if a.columns[m, a.group[g, COL_BASE] + block - begin] < 0:
                     return False
+        elif not _has_prefix(a, g, n, position):
+            return False
     return True
 
 

@@ -44,18 +44,14 @@ from kvloom.core.fields import (
     PINS,
     RECYCLED,
     RESIDENT,
-    REST,
-    REST_INTERVAL,
     ROOT,
     RULE,
     RULE_PREFIX,
-    RULE_SNAPSHOT,
     RULES,
     SIBLING_NEXT,
     SIBLING_PREV,
     SLOT_BASE,
     SPINE,
-    SURPLUS,
 )
 from kvloom.core.heat import clean_heat, fold, revive
 from kvloom.core.leaf_heap import enter_heap, leave_heap, succeed
@@ -63,6 +59,7 @@ from kvloom.core.lifecycle import COMMITTED, EVICTED, QUARANTINED, READY, move
 from kvloom.core.policies import BY_CLASSES
 from kvloom.core.reuse import expire
 from kvloom.core.token_runs import copy_run, same_run
+from kvloom.core.worth import base_worth
 from kvloom.types import SLOT_EVICTED, SLOT_QUARANTINED, AnyArray
 
 SAMPLES = 8
@@ -470,21 +467,13 @@ def forget_object(a: Arrays, g: int, s: int, code: int) -> None:
 
 
 @inlined
-def _first_worth(a: Arrays, g: int, n: int) -> int:
-    """Of a new object of node ``n``: snapshots at rests stay, of everything else it is said later."""
-    every = a.scalars[REST_INTERVAL]
-    whole = a.group[g, RULE] == RULE_SNAPSHOT and a.node[n, NTOKENS] == a.tokens.shape[1]
-    return REST if every > 0 and whole and a.node[n, DEPTH] * a.tokens.shape[1] % every == 0 else SURPLUS
-
-
-@inlined
 def adopt(a: Arrays, n: int, c: int, g: int, s: int) -> bool:
     """Publish the READY slot ``s`` as column ``c`` of the anchored node ``n`` unless something as good is there.
 
     An object of a worse grade is replaced.  Returns whether the index took the slot; its holders stay.  The caller
     refreshes the node's spine.
     """
-    local, worth = a.columns[n, c], _first_worth(a, g, n)
+    local, worth = a.columns[n, c], base_worth(a, g, n, c)
     if local >= 0:
         old = a.group[g, SLOT_BASE] + local
         if old == s or a.slot[old, GRADE] >= a.slot[s, GRADE]:

@@ -39,7 +39,7 @@ from kvloom.core.page_table import FIRST, LAST, NODE, OFFSET, PUBLISHED, SHARED,
 from kvloom.core.prefix_index import add_anchor, adopt, clean_node, find_child, new_node, touch
 from kvloom.core.rules import block_of, needed_from
 from kvloom.core.token_runs import copy_run
-from kvloom.core.worth import value_published
+from kvloom.core.worth import value_branch
 from kvloom.types import SLOT_EVICTED, AnyArray
 
 
@@ -111,6 +111,7 @@ def commit_segment(a: Arrays, r: Rows, q: int, parent: int, tokens: AnyArray, of
         n = new_node(a, parent, tokens, offset, a.tokens.shape[1])
         if n < 0:
             return -1
+        value_branch(a, n)
     worst = 2
     for g in range(a.group.shape[0]):
         if a.group[g, RULE] == RULE_PREFIX:
@@ -120,7 +121,6 @@ def commit_segment(a: Arrays, r: Rows, q: int, parent: int, tokens: AnyArray, of
     a.node[n, SPINE] = worst
     touch(a, n)
     pass_node(a, n)
-    value_published(a, n)
     return n
 
 
@@ -173,7 +173,6 @@ def publish_fresh(a: Arrays, r: Rows, q: int, ids: AnyArray, used: int, count: i
         for g in range(a.group.shape[0]):
             if a.group[g, RULE] == RULE_WINDOW:
                 _publish_window(a, r, q, g, n, depth * segment)
-        value_published(a, n)
         parent, depth = n, depth + 1
     a.scalars[NODES_USED] += count
     for g in range(a.group.shape[0]):

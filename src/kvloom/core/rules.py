@@ -15,6 +15,7 @@ from kvloom.core.fields import (
     INTERVAL,
     RATIO,
     RATIO_SHIFT,
+    REST_INTERVAL,
     RULE,
     RULE_PREFIX,
     UNLESS_MULTIPLE,
@@ -67,3 +68,22 @@ def snapshot_needed(a: Arrays, g: int, position: int) -> bool:
 def snapshot_kept(a: Arrays, g: int, position: int) -> bool:
     """Whether a segment end at ``position`` keeps a snapshot of group ``g`` without being asked."""
     return snapshot_needed(a, g, position) and position % a.group[g, INTERVAL] == 0
+
+
+@inlined
+def next_rest(a: Arrays, position: int) -> int:
+    """The first rest at or after ``position``: boundaries that stay as long as their path; 0 where there is none.
+
+    Rests lie at one, two, three, four, six, eight, twelve... times ``REST_INTERVAL``, so that two thirds of any prefix
+    longer than that lie before one.
+    """
+    every = a.scalars[REST_INTERVAL]
+    if every == 0:
+        return 0
+    times = max(1, (position + every - 1) // every)
+    power = 1
+    while 2 * power <= times:
+        power *= 2
+    if times > power:
+        power = 2 * power if 2 * times > 3 * power else power + power // 2
+    return power * every

@@ -8,23 +8,34 @@ from kvloom.core.eviction import evict_any
 from kvloom.core.fields import (
     ANCHORS,
     BLOCK_TOKENS,
+    BROKEN,
+    CLOCK,
     COL_BASE,
     COLUMNS,
     DEPTH,
     FIRST_CHECKPOINT,
     FIRST_CHILD,
+    HEAP_AT,
+    KEPT,
     MISSES,
     NTOKENS,
+    OF_LEAF,
+    PARENT,
+    QUEUE,
     RESIDENT,
     ROOT,
     RULE,
     RULE_PREFIX,
     RULE_SNAPSHOT,
+    RULES,
     SLOT_BASE,
     USED,
 )
+from kvloom.core.leaf_heap import give_up
+from kvloom.core.policies import BY_CLASSES, STRANDED
 from kvloom.core.prefix_index import forget_object, free_node
 from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
+from kvloom.core.worth import value_boundary
 from kvloom.types import AnyArray
 
 
@@ -55,7 +66,23 @@ def forget(a: Arrays, root: int, group: int, at: int, code: int) -> int:
                 if local >= 0 and (at < 0 or object_begin(a, n, c, g) == at):
                     forget_object(a, g, a.group[g, SLOT_BASE] + local, code)
                     count += 1
+                    if a.group[g, RULE] == RULE_PREFIX:
+                        a.scalars[BROKEN] = 1
+    if count > 0 and a.policy[RULES] == BY_CLASSES:
+        _reconsider_all(a)
     return count
+
+
+@jit
+def _reconsider_all(a: Arrays) -> None:
+    """Let what serves no boundary any more go first."""
+    for n in range(a.node.shape[0]):
+        if a.node[n, NTOKENS] >= 0:
+            give_up(a, n, a.scalars[CLOCK])
+    for n in range(a.node.shape[0]):
+        if a.node[n, HEAP_AT] >= 0 and a.heat[n, QUEUE] != STRANDED:
+            m = n if a.node[n, NTOKENS] == a.tokens.shape[1] else a.node[n, PARENT]
+            value_boundary(a, m, OF_LEAF if m == n else KEPT)
 
 
 @jit

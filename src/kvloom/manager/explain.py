@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a lookup found, before it is known at which grade."""
+    """What a lookup found, before it is known at which grade.
+
+    ``parts``: the segments after which the prompt parts from others that went on, beyond the hit; 0 if it does not.
+    """
 
     known_tokens: int
     limits: tuple[Limit, ...]
+    parts: int = 0
 
     def explanation(self, reused: int, prompt_tokens: int, grade: Grade) -> Explanation:
         """With the grade of the lease."""
@@ -49,7 +53,7 @@ def explain(manager: Manager, path: Int32Array, depth: int, prompt: Int32Array, 
         limits.append(Limit(Reason.TOKENS, known))
     elif candidate <= reused:
         limits.append(Limit(Reason.NOT_KEPT, limit))
-    return Findings(known, tuple(limits))
+    return Findings(known, tuple(limits), depth if end > reused and arrays.node[path[depth], FIRST_CHILD] >= 0 else 0)
 
 
 def _faults(

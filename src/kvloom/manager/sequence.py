@@ -39,6 +39,7 @@ from kvloom.core.page_table import (
     LENGTH,
     NODE,
     OFFSET,
+    PARTS,
     PENDING,
     PUBLISHED,
     ROW_PRIORITY,
@@ -161,7 +162,7 @@ class CachedSequence(Single):
             if isinstance(error, NoSlot):
                 raise manager.no_room(error.group, len(prompt), "open") from None
             raise
-        r.state[row, STATE_GRADE] = worst
+        r.state[row, [STATE_GRADE, PARTS]] = worst, found.parts
         tail = hit.position - hit.depth * manager.spec.segment_tokens
         r.tail[row, :tail] = prompt[hit.position - tail : hit.position]
         explanation = found.explanation(hit.position, len(prompt), Grade(worst))

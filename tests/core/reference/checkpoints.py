@@ -30,12 +30,16 @@ def child_or_new(sequence: RefSequence, tokens: Sequence[int]) -> Node | None:
         node = core.new_node(sequence.node, tokens)
     if node is None and sequence.manager.make_place():
         node = core.new_node(sequence.node, tokens)
+    if node is not None:
+        core.worth.branched(node)
     return node
 
 
 def _snapshots_wanted(sequence: RefSequence, node: Node, *, asked: bool) -> dict[int, int]:
     """One slot for each group whose snapshot ``node`` keeps and does not have as good already."""
     wanted = {}
+    segment = sequence.manager.spec.segment_tokens
+    asked = asked or (node.is_segment and sequence.parts > 0 and sequence.length == sequence.parts * segment)
     for group in sequence.manager.core.groups:
         present = node.columns[(group.index, 0)]
         kept = group.snapshot_needed(sequence.length) if asked else group.snapshot_kept(sequence.length)

@@ -81,7 +81,7 @@ class Core:
     def adopt(self, node: Node, place: Place, slot: Slot) -> None:
         """Publish a READY slot, unless something of the same grade or a better one is there."""
         present = node.columns[place]
-        worth = self.worth.first(slot.group, node)
+        worth = self.worth.base(place, node)
         if isinstance(present, Slot):
             if present is slot or present.grade >= slot.grade:
                 return
@@ -106,26 +106,53 @@ class Core:
                 self.forget(slot, SLOT_EVICTED)
 
     def _evict_auxiliary(self, slot: Slot) -> None:
-        node = slot.owner
+        node, worth, released = slot.owner, slot.worth, slot.released[0]
         assert node is not None
         self.forget(slot, SLOT_EVICTED)
-        self.worth.lost(node)
+        self.worth.lost(node, worth, released)
 
     def _evict_useless(self, group: int | None) -> bool:
-        """What ``cost`` gives first: stranded leaves, surplus, rests; of one group where it has some."""
+        """What ``cost`` gives first: stranded leaves, surplus, badly used pages; of one group where it has some.
+
+        In a static split a group gives its own rests before leaves, which have room of other groups too.
+        """
         if not self.worth.on:
             return False
         stranded = [n for n in self.index.leaves() if n.stranded]
         if stranded:
             self.evict_leaf(stranded[0])
             return True
-        for worth in (SURPLUS, REST):
-            own = [] if group is None else self.arena.auxiliary(group, worth)
-            slot = own[0] if own else None
-            if slot is None and (group is None or not self.arena.static):
-                slot = self._oldest_head(worth)
-            if slot is not None:
-                self._evict_auxiliary(slot)
+        if self._evict_listed(group, SURPLUS):
+            return True
+        if self.arena.static:
+            return group is not None and self._evict_listed(group, REST)
+        return self._evacuate(group)
+
+    def _evict_listed(self, group: int | None, worth: int) -> bool:
+        own = [] if group is None else self.arena.auxiliary(group, worth)
+        slot = own[0] if own else None
+        if slot is None and (group is None or not self.arena.static):
+            slot = self._oldest_head(worth)
+        if slot is not None:
+            self._evict_auxiliary(slot)
+        return slot is not None
+
+    def _evacuate(self, group: int | None) -> bool:
+        """Empty a page of another group that has two pages of free slots, if it has only a few rests on it."""
+        arena = self.arena
+        for g in self.groups:
+            per_page = len(arena.on_page(g.index, 0))
+            spare = sum(len(p.free) for p in arena.pages if p.group == g.index)
+            if g.index == group or not arena.auxiliary(g.index, REST) or spare < 2 * per_page:
+                continue
+            pages = [
+                page
+                for page in arena.emptiable[g.index][:64]
+                if len(arena.used_on(g.index, page)) < per_page
+                and all(s.auxiliary and s.worth != KEPT for s in arena.used_on(g.index, page))
+            ]
+            if pages:
+                self._empty_page(g.index, min(pages, key=lambda page: len(arena.used_on(g.index, page))))
                 return True
         return False
 
@@ -140,7 +167,7 @@ class Core:
             self._evict_auxiliary(head)
         elif leaf is not None:
             self.evict_leaf(leaf)
-        return head is not None or leaf is not None
+        return head is not None or leaf is not None or (self.worth.on and self._evict_listed(None, REST))
 
     def _oldest_head(self, worth: int) -> Slot | None:
         lists = [self.arena.auxiliary(g.index, worth) for g in self.groups]
@@ -177,7 +204,7 @@ class Core:
                 for page in arena.emptiable[g.index][:1]
             ]
         if not candidates:
-            return False
+            return self.worth.on and self._evict_listed(group, REST)
         min(candidates, key=lambda c: c[:2])[2]()
         return True
 

@@ -134,7 +134,7 @@ def fork(sequence: RefSequence) -> RefSequence:
     child = RefSequence(manager, sequence.tokens[: sequence.length], sequence.node, sequence.grade, sequence.floor)
     child.committed, child.detached, child.forgetful = sequence.committed, sequence.detached, sequence.forgetful
     child.epoch = sequence.epoch
-    child.priority = sequence.priority
+    child.priority, child.parts = sequence.priority, sequence.parts
     for group in manager.core.groups:
         for block, slot in [] if group.snapshot else sorted(sequence.blocks[group.index].items()):
             if block < group.full(shared_end):

@@ -86,7 +86,9 @@ class RefManager:
         node = self.best_boundary(root, prompt, floor)
         explanation = self.explain(root, prompt, node.end, floor)
         self.need_row()
+        known = next(n for n in self.boundaries(root, prompt) if n.is_segment or n.parent is None)
         sequence = lease(self, node, prompt, floor, explanation, priority)
+        sequence.parts = known.end // self.spec.segment_tokens if known.children and known.end > node.end else 0
         self.running.append(sequence)
         self._count_misses(len(prompt) - 1, node.end)
         return sequence
@@ -387,6 +389,8 @@ class RefManager:
                     if position in (None, begin):
                         self.core.forget(slot, code)
                         dropped += 1
+        if dropped:
+            self.core.worth.reconsider_all()
         return dropped
 
 

@@ -32,6 +32,7 @@ class RefSequence:
         self.floor = floor
         self.pending = 0
         self.priority = 0
+        self.parts = 0
         self.stepped = False
         self.broken = self.closed = self.detached = self.forgetful = False
         self.epoch = manager.arena.clock
@@ -166,7 +167,6 @@ class RefSequence:
                     self.manager.arena.release(slot)
         core.touch(node)
         core.rules.passed(node)
-        core.worth.published(node)
         core.release_node(self.node)
         self.node = node
         self.committed += 1
