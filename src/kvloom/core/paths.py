@@ -101,12 +101,13 @@ def _drop_objects(a: Arrays, n: int, loose: bool) -> None:
                 continue
             if not prefix:
                 unlink_auxiliary(a, g, s)
-            elif loose:
-                pin_page(a, g, page_of(a, g, s))
+            else:
+                a.node[n, SPINE] = -1
+                if loose:
+                    pin_page(a, g, page_of(a, g, s))
             move(a.slot, s, EVICTED)
             put_back(a, g, s)
     a.node[n, RESIDENT] = 0
-    a.node[n, SPINE] = -1
 
 
 @inlined
