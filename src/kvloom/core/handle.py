@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 from typing import Any, ClassVar, cast, get_args, get_type_hints
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from llvmlite import ir

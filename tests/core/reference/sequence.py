@@ -72,7 +72,8 @@ class RefSequence:
             if group.snapshot:
                 continue
             for block in range(group.begun(self.length), group.begun(self.length + count)):
-                slot = self.manager.core.take(group.index)
+                core = self.manager.core
+                slot = (core.take_lasting if core.worth.for_rest(group, block) else core.take)(group.index)
                 if slot is None:
                     self._shrink_to(self.length, up_to=group.index)
                     return False
@@ -204,6 +205,11 @@ class RefSequence:
                 own = self.blocks[g].get(node.start // group.tokens + place)
                 if own is not None and own.owner is None and own.state is ObjectState.READY:
                     self.manager.core.adopt(node, (g, place), own)
+
+    @property
+    def parts_here(self) -> bool:
+        """Whether the prompt parts here from what was known when it was opened."""
+        return self.parts > 0 and self.length == self.parts * self.manager.spec.segment_tokens
 
     def usable(self) -> RefManager:
         """SequenceError unless the sequence may go on."""
