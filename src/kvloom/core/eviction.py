@@ -20,8 +20,10 @@ from kvloom.core.fields import (
     PAGE_BASE,
     PAGE_GROUP,
     PAGE_HELD,
+    PAGE_NEXT,
     PAGE_USED,
     PAGES,
+    PART_HEAD,
     QUEUE_SIZE,
     REST,
     REST_HEAD,
@@ -108,13 +110,13 @@ def _evict_listed(a: Arrays, g: int, worth: int) -> bool:
 
 @jit
 def _evacuate(a: Arrays, g: int) -> bool:
-    """Empty a page on which there are only a few rests, of a group with many free slots besides ``g``."""
+    """Empty a page that only a few rests are on, at most half of it used, of another group with many free slots."""
     for h in range(a.group.shape[0]):
         per_page = a.group[h, SLOTS_PER_PAGE]
         spare = a.group[h, PAGES] * per_page - a.group[h, USED]
         if h == g or a.group[h, REST_HEAD] < 0 or spare < 2 * per_page:
             continue
-        best, least = -1, per_page
+        best, least = -1, per_page // 2 + 1
         p, looked = a.group[h, STEAL_HEAD], 0
         while p >= 0 and looked < LOOKED_AT:
             if a.page[p, PAGE_USED] < least and _only_rests(a, h, p):
@@ -251,10 +253,40 @@ def take_or_evict(a: Arrays, g: int) -> int:
 
 
 @jit
-def take_or_evict_many(a: Arrays, g: int, most: int, locals_: AnyArray, generations: AnyArray, at: int) -> int:
-    """``take_or_evict`` up to ``most`` times into ``locals_[at:]`` and ``generations[at:]``; returns how many.
+def _lasting_page(a: Arrays, g: int) -> int:
+    """Of the pages of group ``g`` that have room, the one with most on it that stays for long, or -1."""
+    best, most = -1, 0
+    p, looked = a.group[g, PART_HEAD], 0
+    while p >= 0 and looked < LOOKED_AT:
+        count, first = 0, first_slot(a, g, p)
+        for s in range(first, first + a.group[g, SLOTS_PER_PAGE]):
+            if a.slot[s, STATE] == COMMITTED and (a.worth[s] != SURPLUS or not is_auxiliary(a, g, s)):
+                count += 1
+        if count > most:
+            best, most = p, count
+        p = a.page[p, PAGE_NEXT]
+        looked += 1
+    return best
 
-    The caller asks again until it has enough or gets none.
+
+@jit
+def take_lasting(a: Arrays, g: int) -> int:
+    """``take_or_evict`` for what will stay for long: under ``cost`` beside other such things.
+
+    Else every page would soon have one of them, and none could go to another group.
+    """
+    if a.policy[RULES] == BY_CLASSES and a.scalars[STATIC] == 0 and a.scalars[FRUGAL] == 0:
+        p = _lasting_page(a, g)
+        if p >= 0:
+            serve_next(a, g, p)
+    return take_or_evict(a, g)
+
+
+@jit
+def take_many(a: Arrays, g: int, most: int, locals_: AnyArray, generations: AnyArray, at: int) -> int:
+    """Take up to ``most`` slots, for which the caller made room, into ``locals_[at:]`` and ``generations[at:]``.
+
+    Returns how many; the caller asks again until it has enough or gets none.
     """
     if a.scalars[FRUGAL] == 1:
         s = _take_frugally(a, g)
@@ -263,5 +295,4 @@ def take_or_evict_many(a: Arrays, g: int, most: int, locals_: AnyArray, generati
         locals_[at] = s - a.group[g, SLOT_BASE]
         generations[at] = a.slot[s, GENERATION]
         return 1
-    make_room_for(a, g, most)
     return take_slots(a, g, most, locals_, generations, at)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
 from kvloom.core.block_pool import release
-from kvloom.core.eviction import take_or_evict
+from kvloom.core.eviction import take_lasting, take_or_evict
 from kvloom.core.fields import COL_BASE, GRADE, NEED, RULE, RULE_SNAPSHOT, SLOT_BASE, UNKEPT
 from kvloom.core.page_table import FIRST, LAST, PARTS, Rows, slot_at
 from kvloom.core.room import lacks_room
-from kvloom.core.rules import block_of, blocks_at, first_block_needed, snapshot_kept, snapshot_needed
+from kvloom.core.rules import block_of, blocks_at, first_block_needed, next_rest, snapshot_kept, snapshot_needed
 from kvloom.types import AnyArray
 
 
@@ -77,7 +77,8 @@ def reserve_snapshots(a: Arrays, r: Rows, q: int, n: int, position: int, asked: 
     for g in range(a.group.shape[0]):
         if a.group[g, NEED] == 0:
             continue
-        s = take_or_evict(a, g)
+        lasting = asked or next_rest(a, position) == position
+        s = take_lasting(a, g) if lasting else take_or_evict(a, g)
         if s < 0:
             for h in range(g):
                 if out[h] >= 0:
@@ -103,7 +104,7 @@ def reserve_sealed(a: Arrays, r: Rows, q: int, start: int, position: int, out: A
             continue
         origin = block_of(a, g, start)
         for block in range(max(origin, first_block_needed(a, g, position)), blocks_at(a, g, position)):
-            s = take_or_evict(a, g)
+            s = take_lasting(a, g)
             if s < 0:
                 for i in range(count):
                     release(a, out[i, 0], out[i, 3])

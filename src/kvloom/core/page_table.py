@@ -18,11 +18,12 @@ import numpy as np
 from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
 from kvloom.core.block_pool import give_run, hold, release
-from kvloom.core.eviction import take_or_evict_many
+from kvloom.core.eviction import make_room_for, take_lasting, take_many
 from kvloom.core.fields import (
     BLOCK_TOKENS,
     COL_BASE,
     COLUMNS,
+    FRUGAL,
     GENERATION,
     GRADE,
     HITS,
@@ -44,12 +45,13 @@ from kvloom.core.heat import pass_path
 from kvloom.core.lifecycle import FREE, move
 from kvloom.core.prefix_index import add_anchor, touch
 from kvloom.core.reuse import count_request
-from kvloom.core.rules import blocks_at, first_block_needed
+from kvloom.core.rules import blocks_at, first_block_needed, next_rest
 from kvloom.core.worth import value_resumed
 from kvloom.plan import ArenaGeometry
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import AnyArray
 
+FAR = 1 << 40
 # span: int32 [Q, G, 3]
 FIRST, LAST, SHARED = range(3)
 # shape: int32 [G, 2]
@@ -181,6 +183,14 @@ def need_growth(a: Arrays, r: Rows, q: int, end: int) -> int:
     return -1
 
 
+@inlined
+def _until_rest(a: Arrays, g: int, block: int) -> int:
+    """Blocks of group ``g`` from ``block`` on before one that a rest needs."""
+    size = a.group[g, BLOCK_TOKENS]
+    rest = next_rest(a, block * size + 1) if a.group[g, RULE] == RULE_WINDOW else 0
+    return max(0, first_block_needed(a, g, rest) - block) if rest > 0 else FAR
+
+
 @jit
 def grow(a: Arrays, r: Rows, q: int, length: int, more: int) -> int:
     """Reserve the blocks that ``more`` tokens after ``length`` write; -1, or the group without room (nothing kept).
@@ -191,10 +201,21 @@ def grow(a: Arrays, r: Rows, q: int, length: int, more: int) -> int:
         if a.group[g, RULE] == RULE_SNAPSHOT:
             continue
         want = blocks_at(a, g, length + more)
+        if a.scalars[FRUGAL] == 0:
+            make_room_for(a, g, want - r.span[q, g, LAST])
         while r.span[q, g, LAST] < want:
             at = place(r, g, r.span[q, g, LAST])
             most = min(want - r.span[q, g, LAST], r.shape[g, OFFSET] + r.shape[g, WIDTH] - at)
-            taken = take_or_evict_many(a, g, most, r.table[q], r.generation[q], at)
+            before = _until_rest(a, g, r.span[q, g, LAST])
+            if before == 0:
+                taken = 0
+                s = take_lasting(a, g)
+                if s >= 0:
+                    taken = 1
+                    r.table[q, at] = s - a.group[g, SLOT_BASE]
+                    r.generation[q, at] = a.slot[s, GENERATION]
+            else:
+                taken = take_many(a, g, min(most, before), r.table[q], r.generation[q], at)
             if taken == 0:  # pages that are only partly in use, scattered over the groups
                 undo_growth(a, r, q, g, length)
                 return g

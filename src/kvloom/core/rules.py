@@ -74,8 +74,8 @@ def snapshot_kept(a: Arrays, g: int, position: int) -> bool:
 def next_rest(a: Arrays, position: int) -> int:
     """The first rest at or after ``position``: boundaries that stay as long as their path; 0 where there is none.
 
-    Rests lie at one, two, three, four, six, eight, twelve... times ``REST_INTERVAL``, so that two thirds of any prefix
-    longer than that lie before one.
+    Rests lie at one, two, three, four, six, eight, twelve... times ``REST_INTERVAL``: half of any longer prefix lies
+    before one, and two thirds of those from twice that on.
     """
     every = a.scalars[REST_INTERVAL]
     if every == 0:

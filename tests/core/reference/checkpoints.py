@@ -38,8 +38,7 @@ def child_or_new(sequence: RefSequence, tokens: Sequence[int]) -> Node | None:
 def _snapshots_wanted(sequence: RefSequence, node: Node, *, asked: bool) -> dict[int, int]:
     """One slot for each group whose snapshot ``node`` keeps and does not have as good already."""
     wanted = {}
-    segment = sequence.manager.spec.segment_tokens
-    asked = asked or (node.is_segment and sequence.parts > 0 and sequence.length == sequence.parts * segment)
+    asked = asked or sequence.parts_here
     for group in sequence.manager.core.groups:
         present = node.columns[(group.index, 0)]
         kept = group.snapshot_needed(sequence.length) if asked else group.snapshot_kept(sequence.length)
@@ -55,6 +54,7 @@ def _snapshots(
     core, arena = sequence.manager.core, sequence.manager.arena
     copies = []
     wanted = _snapshots_wanted(sequence, node, asked=asked)
+    asked = asked or sequence.parts_here
     full = core.lacks_room(wanted)
     if full is not None:
         arena.counters[full][UNKEPT] += 1
@@ -62,7 +62,8 @@ def _snapshots(
     for group in core.groups:
         if group.index not in wanted:
             continue
-        slot = core.take(group.index)
+        lasting = asked or core.worth.is_rest(sequence.length)
+        slot = core.take_lasting(group.index) if lasting else core.take(group.index)
         if slot is None:
             for copy in copies:
                 arena.release(copy.dst)
@@ -137,7 +138,7 @@ def _sealed_blocks(sequence: RefSequence, node: Node) -> list[tuple[Place, Copy]
         for block in [] if group.snapshot else group.needed(sequence.length):
             if block * group.tokens < node.start:
                 continue
-            slot = core.take(group.index)
+            slot = core.take_lasting(group.index)
             if slot is None:
                 for _, copy in sealed:
                     arena.release(copy.dst)

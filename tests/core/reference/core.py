@@ -138,7 +138,7 @@ class Core:
         return slot is not None
 
     def _evacuate(self, group: int | None) -> bool:
-        """Empty a page of another group that has two pages of free slots, if it has only a few rests on it."""
+        """Empty the emptiest page, at most half used and only by rests, of a group with two pages of free slots."""
         arena = self.arena
         for g in self.groups:
             per_page = len(arena.on_page(g.index, 0))
@@ -148,7 +148,7 @@ class Core:
             pages = [
                 page
                 for page in arena.emptiable[g.index][:64]
-                if len(arena.used_on(g.index, page)) < per_page
+                if 2 * len(arena.used_on(g.index, page)) <= per_page
                 and all(s.auxiliary and s.worth != KEPT for s in arena.used_on(g.index, page))
             ]
             if pages:
@@ -232,6 +232,21 @@ class Core:
         if slot is not None and arena.held_on is not None:
             arena.held_on[slot.page] = arena.held_on.get(slot.page, 0) + 1
         return slot
+
+    def take_lasting(self, group: int) -> Slot | None:
+        """A slot for what will stay for long: under ``cost`` on the open page with most of what does."""
+        arena = self.arena
+        if self.worth.on and not arena.static and arena.held_on is None:
+            opened = arena.open_pages[group]
+            pages = [(-self._lasting(group, page), i) for i, page in enumerate(opened[:64])]
+            most, at = min(pages, default=(0, 0))
+            if most < 0:
+                opened.insert(0, opened.pop(at))
+        return self.take(group)
+
+    def _lasting(self, group: int, page: int) -> int:
+        cached = [s for s in self.arena.used_on(group, page) if s.state is ObjectState.COMMITTED]
+        return sum(not s.auxiliary or s.worth != SURPLUS for s in cached)
 
     def _busy_page_with_room(self, group: int) -> int | None:
         for page, held in sorted((self.arena.held_on or {}).items()):

@@ -71,11 +71,12 @@ class RefSequence:
         for group in self.manager.core.groups:
             if group.snapshot:
                 continue
+            core = self.manager.core
             blocks = range(group.begun(self.length), group.begun(self.length + count))
-            if self.manager.arena.held_on is None:
-                self.manager.core.make_room_for(group.index, len(blocks))
+            if core.arena.held_on is None:
+                core.make_room_for(group.index, len(blocks))
             for block in blocks:
-                slot = self.manager.core.take(group.index)
+                slot = (core.take_lasting if core.worth.for_rest(group, block) else core.take)(group.index)
                 if slot is None:
                     self._shrink_to(self.length, up_to=group.index)
                     return False
@@ -207,6 +208,11 @@ class RefSequence:
                 own = self.blocks[g].get(node.start // group.tokens + place)
                 if own is not None and own.owner is None and own.state is ObjectState.READY:
                     self.manager.core.adopt(node, (g, place), own)
+
+    @property
+    def parts_here(self) -> bool:
+        """Whether the prompt parts here from what was known when it was opened."""
+        return self.parts > 0 and self.length == self.parts * self.manager.spec.segment_tokens
 
     def usable(self) -> RefManager:
         """SequenceError unless the sequence may go on."""

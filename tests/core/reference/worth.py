@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tests.core.reference.arena import KEPT, OF_LEAF, REST, SURPLUS, Slot
 from tests.core.reference.index import Node, Place
 from tests.core.reference.policies import Cost
+from tests.core.reference.rules import Group
 
 from kvloom.core.allocation import rest_interval
 from kvloom.spec.model_spec import ModelSpec
@@ -37,6 +38,18 @@ class Worth:
             return 0
         times = sorted({2**i for i in range(40)} | {3 * 2**i for i in range(40)})
         return next(t * self.every for t in times if t * self.every >= position)
+
+    def is_rest(self, position: int) -> bool:
+        """Whether a position is a rest."""
+        return self.every > 0 and self.rest_at(position) == position
+
+    def for_rest(self, group: Group, block: int) -> bool:
+        """Whether a rest needs this block of a window."""
+        return (
+            self.every > 0
+            and group.kind is Kind.WINDOW
+            and block in group.needed(self.rest_at(block * group.tokens + 1))
+        )
 
     def base(self, place: Place, node: Node) -> int:
         """What an object is worth that no end and no fork needs."""
@@ -147,7 +160,7 @@ class Worth:
         if node.is_segment and not self.resumable(node):
             self._strand(node)
             self._lower([f for f in self.objects(node) if not f[2].holders and f[2].released[0] <= when])
-            if self.every and self.rest_at(node.end) == node.end:
+            if self.is_rest(node.end):
                 self._give_up_rest(node)
         self._strand_checkpoints(node)
 
