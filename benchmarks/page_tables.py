@@ -235,7 +235,7 @@ def columns(spec: ModelSpec) -> dict[str, Any]:
     manager = Manager(spec, [Device(16 << 30)], max_sequences=1)
     fill(manager)
     a = manager.arrays
-    rows = a.columns[a.node[:, NTOKENS] == spec.segment_tokens] >= 0
+    rows = a.columns[a.trunk[:, NTOKENS] == spec.segment_tokens] >= 0
     trimmed = 0
     for g, group in enumerate(spec.groups):
         width = int(a.group[g, COLUMNS])

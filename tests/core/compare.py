@@ -23,7 +23,6 @@ from kvloom.core.fields import (
     FOLDED,
     FREE_NODES,
     FREE_PAGES,
-    GENERATION,
     GHOST_HEAD,
     GHOST_NEXT,
     GRADE,
@@ -81,9 +80,9 @@ def fast_state(manager: Manager) -> State:
     groups = range(len(base))
     slots = [
         (state, grade if state != FREE else None, generation, pins, owner, column if owner >= 0 else None)
-        for state, grade, generation, pins, owner, column in a.slot[
-            :, [STATE, GRADE, GENERATION, PINS, OWNER, OWNER_COL]
-        ].tolist()
+        for (state, grade, pins, owner, column), generation in zip(
+            a.slot[:, [STATE, GRADE, PINS, OWNER, OWNER_COL]].tolist(), a.generation.tolist(), strict=True
+        )
     ]
     following = a.slot[:, NEXT].tolist()
     heads = (AUX_HEAD, KEPT_HEAD, REST_HEAD)
@@ -116,21 +115,22 @@ def fast_state(manager: Manager) -> State:
 
 def _fast_nodes(manager: Manager) -> dict[int, Any]:
     a = manager.arrays
-    rows, columns, tokens, stamps = a.node.tolist(), a.columns.tolist(), a.tokens.tolist(), a.node_stamp.tolist()
+    rows, trunk = a.node.tolist(), a.trunk.tolist()
+    columns, tokens, stamps = a.columns.tolist(), a.tokens.tolist(), a.node_stamp.tolist()
     sibling = a.node[:, SIBLING_NEXT].tolist()
     return {
         n: (
-            row[PARENT],
-            tuple(tokens[n][: row[NTOKENS]]),
+            trunk[n][PARENT],
+            tuple(tokens[n][: trunk[n][NTOKENS]]),
             row[RESIDENT],
             row[ANCHORS],
             stamps[n],
             columns[n],
-            _chain(sibling, row[FIRST_CHILD]),
+            _chain(sibling, trunk[n][FIRST_CHILD]),
             _chain(sibling, row[FIRST_CHECKPOINT]),
         )
         for n, row in enumerate(rows)
-        if row[NTOKENS] >= 0
+        if trunk[n][NTOKENS] >= 0
     }
 
 
@@ -139,7 +139,7 @@ def _fast_facts(manager: Manager) -> dict[int, Any]:
     a = manager.arrays
     columns: list[int] = [] if manager.policy.name == "lru" else [FOLDED, IS_END, PRIORITY]
     columns += {"cost": [TICK, TRIAL], "s3-fifo": [QUEUE, SPENT]}.get(manager.policy.name, [])
-    nodes = [n for n, count in enumerate(a.node[:, NTOKENS].tolist()) if count >= 0 and columns]
+    nodes = [n for n, count in enumerate(a.trunk[:, NTOKENS].tolist()) if count >= 0 and columns]
     since = a.order if manager.policy.name == "s3-fifo" else [0] * len(a.node)
     return {n: [int(a.node[n, USES]), int(since[n]), *a.heat[n, columns].tolist()] for n in nodes}
 

@@ -10,7 +10,7 @@ from tests.core.specs import full, window
 from tests.core.toy_engine import ToyEngine
 from tests.core.workshop import engine, ids, prompt_of, reason_list
 
-from kvloom.core.fields import COL_BASE, GENERATION
+from kvloom.core.fields import COL_BASE
 from kvloom.errors import StaleLeaseError
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import Grade, Kind, Reason
@@ -211,7 +211,7 @@ def test_a_lease_whose_slot_changed_hands_is_void() -> None:
     s = e.open(PROMPT)
     s.check()
     slot = int(s.block_table(0)[2])
-    e.manager.arrays.slot[slot, GENERATION] += 1
+    e.manager.arrays.generation[slot] += 1
     with pytest.raises(StaleLeaseError, match="'full'"):
         s.check()
 

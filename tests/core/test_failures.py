@@ -11,7 +11,7 @@ from tests.core.specs import blocks, window
 from tests.core.workshop import engine, ids, prompt_of, reason_list, split_engine
 
 from kvloom.config import Device
-from kvloom.core.fields import COMMITS, EVICTIONS, GENERATION, PAGE_GROUP, PAGE_USED, USED
+from kvloom.core.fields import COMMITS, EVICTIONS, PAGE_GROUP, PAGE_USED, USED
 from kvloom.core.page_table import FIRST, LAST
 from kvloom.manager import Manager
 from kvloom.spec import ModelSpec
@@ -181,7 +181,7 @@ def test_b4_pages_move_between_kinds_and_nobody_loses_a_live_slot(spec: ModelSpe
     a = e.manager.arrays
     reader = e.open(prompt_of(30, 9))
     e.prefill(reader, prompt_of(29, 9))
-    generations = a.slot[_slots_of(reader), GENERATION].tolist()
+    generations = a.generation[_slots_of(reader)].tolist()
     owners: set[tuple[int, int]] = set()
     for variant in range(40):
         length = 20 + 7 * (variant % 9)
@@ -194,7 +194,7 @@ def test_b4_pages_move_between_kinds_and_nobody_loses_a_live_slot(spec: ModelSpe
         e.check(reader)
     moved = {p for p, _ in owners if len({g for q, g in owners if q == p}) > 1}
     assert moved, "no page ever changed hands: the test shows nothing"
-    assert a.slot[_slots_of(reader), GENERATION].tolist() == generations
+    assert a.generation[_slots_of(reader)].tolist() == generations
     reader.close()
 
 

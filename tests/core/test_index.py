@@ -50,7 +50,7 @@ def test_one_of_many_equal_hashes_goes_and_the_others_are_still_found(order: lis
     a, living = e.manager.arrays, twins(5)
     for tokens in living:
         e.request([*tokens, 1], keep=False)
-    root = int(a.node[a.node[:, NTOKENS] == 64, ROOT][0])
+    root = int(a.node[a.trunk[:, NTOKENS] == 64, ROOT][0])
     for tokens in [living[at] for at in order]:
         living.remove(tokens)
         for other in living:  # leaves the one at hand as the oldest
@@ -168,8 +168,8 @@ def test_eviction_leaves_nothing_that_cannot_hit() -> None:
             a = e.manager.arrays
             for node in np.flatnonzero(a.node[:, RESIDENT] > 0).tolist():
                 chain = [node]
-                while a.node[chain[-1], PARENT] >= 0:
-                    chain.append(int(a.node[chain[-1], PARENT]))
+                while a.trunk[chain[-1], PARENT] >= 0:
+                    chain.append(int(a.trunk[chain[-1], PARENT]))
                 for above in chain[1:-1]:
                     for g in full:
                         first, count = a.group[g, [COL_BASE, COLUMNS]].tolist()

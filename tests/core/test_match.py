@@ -114,7 +114,7 @@ class Tree:
     def resumable(self, k: int, checkpoint: int, floor: int) -> bool:
         """Every object that every group needs at this boundary is there, at the floor or better."""
         a = self.arrays
-        position = k * self.segment + (int(a.node[checkpoint, NTOKENS]) if checkpoint >= 0 else 0)
+        position = k * self.segment + (int(a.trunk[checkpoint, NTOKENS]) if checkpoint >= 0 else 0)
         end = checkpoint if checkpoint >= 0 else self.nodes[k]
         for group in self.groups:
             if group.snapshot:
@@ -131,7 +131,7 @@ class Tree:
     def best(self, limit: int, floor: int) -> Boundary:
         """By trying all."""
         ends = [(k * self.segment, k, -1) for k in range(len(self.nodes))]
-        ends += [(k * self.segment + int(self.arrays.node[n, NTOKENS]), k, n) for k, n in self.checkpoints]
+        ends += [(k * self.segment + int(self.arrays.trunk[n, NTOKENS]), k, n) for k, n in self.checkpoints]
         able = [b for b in ends if b[0] <= limit and (b[0] == 0 or self.resumable(b[1], b[2], floor))]
         return max(able)
 
@@ -166,7 +166,7 @@ def test_verification_refuses_every_boundary_that_brute_force_refuses(spec: Mode
         tree = Tree(spec, seed)
         path[: len(tree.nodes)] = tree.nodes
         for k, n in [*tree.checkpoints, *((k, -1) for k in range(1, len(tree.nodes)))]:
-            position = k * tree.segment + (int(tree.arrays.node[n, NTOKENS]) if n >= 0 else 0)
+            position = k * tree.segment + (int(tree.arrays.trunk[n, NTOKENS]) if n >= 0 else 0)
             for floor in range(3):
                 bad = int(first_bad_group(tree.arrays, path, k, n, position, floor)) >= 0
                 assert bad != tree.resumable(k, n, floor)

@@ -87,8 +87,8 @@ def holdings(manager: Manager) -> dict[str, Any]:
         "plans": sorted(manager.tickets._open),
         "nodes": {
             n: (objects, anchors)
-            for n, (tokens, objects, anchors) in enumerate(arrays.node[:, [NTOKENS, RESIDENT, ANCHORS]].tolist())
-            if tokens >= 0 and objects + anchors > 0
+            for n, (objects, anchors) in enumerate(arrays.node[:, [RESIDENT, ANCHORS]].tolist())
+            if arrays.trunk[n, NTOKENS] >= 0 and objects + anchors > 0
         },
         "in use": manager.in_use(),
     }

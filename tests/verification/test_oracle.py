@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from kvloom.adapters.transformers import engine as engine_module  # noqa: E402
-from kvloom.core.fields import GENERATION, SLOT_BASE  # noqa: E402
+from kvloom.core.fields import SLOT_BASE  # noqa: E402
 from kvloom.plan import CopyPlan  # noqa: E402
 from kvloom.testing.families import random_model, tiny_config  # noqa: E402
 from kvloom.verification.bench import Bench, random_tokens  # noqa: E402
@@ -150,7 +150,7 @@ def test_stale_generation(family: str, group: str, kind: str) -> None:
                 index = group_index(engine, group)
                 slot = session.sequence.block_table(index)[session.sequence.first_block(index)]
                 arrays = engine.manager.arrays
-                arrays.slot[arrays.group[index, SLOT_BASE] + slot, GENERATION] += 1
+                arrays.generation[arrays.group[index, SLOT_BASE] + slot] += 1
             return session
 
         engine.open = reused_meanwhile

@@ -116,8 +116,10 @@ def allocate(
     arrays = Arrays(
         group=np.full((count, 32), -1, dtype=np.int32),
         page=np.full((pages, 8), -1, dtype=np.int32),
-        slot=np.zeros((total, 8), dtype=np.int32),
-        node=np.zeros((max_nodes, 16), dtype=np.int32),
+        slot=np.zeros((total, 7), dtype=np.int32),
+        generation=np.zeros(total, dtype=np.int32),
+        trunk=np.zeros((max_nodes, 4), dtype=np.int32),
+        node=np.zeros((max_nodes, 12), dtype=np.int32),
         tokens=np.zeros((max_nodes, spec.segment_tokens), dtype=np.int32),
         columns=np.zeros((max_nodes, sum(columns)), dtype=np.int32),
         table=np.full(buckets, -1, dtype=np.int32),
@@ -146,7 +148,8 @@ def allocate(
     arrays.scalars[STATIC] = geometry.static_split
     arrays.scalars[BIT_LEVELS] = len(words)
     arrays.scalars[BIT_BASE : BIT_BASE + len(words)] = [sum(words[:i]) for i in range(len(words))]
-    arrays.node[:, [NTOKENS, GHOST_PREV]] = -1, -2
+    arrays.trunk[:, NTOKENS] = -1
+    arrays.node[:, GHOST_PREV] = -2
     arrays.slot[:, OWNER] = -1
     for g, group in enumerate(spec.groups):
         row = arrays.group[g]

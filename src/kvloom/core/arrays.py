@@ -19,8 +19,10 @@ class Arrays(Handled):
 
     group: Annotated[AnyArray, int32(ANY, 32)]  # [G, 32]
     page: Annotated[AnyArray, int32(ANY, 8)]  # [P, 8]
-    slot: Annotated[AnyArray, int32(ANY, 8)]  # [S, 8]
-    node: Annotated[AnyArray, int32(ANY, 16)]  # [N, 16]
+    slot: Annotated[AnyArray, int32(ANY, 7)]  # [S, 7]
+    generation: Annotated[AnyArray, int32(ANY)]  # [S]
+    trunk: Annotated[AnyArray, int32(ANY, 4)]  # [N, 4]
+    node: Annotated[AnyArray, int32(ANY, 12)]  # [N, 12]
     tokens: Annotated[AnyArray, int32(ANY, ANY)]  # [N, segment]
     columns: Annotated[AnyArray, int32(ANY, ANY)]  # [N, C] local slot, or why there is none
     table: Annotated[AnyArray, int32(ANY)]  # hash table of checkpoints and all children but the first, -1 = empty

@@ -20,7 +20,6 @@ from kvloom.core.fields import (
     CLOCK,
     EMPTIABLE,
     FREE_PAGES,
-    GENERATION,
     GRADE,
     HEAP_AT,
     KEPT,
@@ -177,7 +176,7 @@ def _count_taken(a: Arrays, g: int, p: int, most: int) -> int:
 @inlined
 def _begin_life(a: Arrays, s: int) -> None:
     move(a.slot, s, ALLOCATED)
-    a.slot[s, GENERATION] += 1
+    a.generation[s] += 1
     a.slot[s, PINS] = 1
     a.slot[s, GRADE] = 2
     a.slot[s, OWNER] = -1
@@ -216,7 +215,7 @@ def _take_page(a: Arrays, g: int, locals_: AnyArray, generations: AnyArray, at: 
     for i in range(count):
         _begin_life(a, first + i)
         locals_[at + i] = first + i - a.group[g, SLOT_BASE]
-        generations[at + i] = a.slot[first + i, GENERATION]
+        generations[at + i] = a.generation[first + i]
     return count
 
 
@@ -247,7 +246,7 @@ def take_slots(a: Arrays, g: int, most: int, locals_: AnyArray, generations: Any
                 here &= here - 1
                 _begin_life(a, s)
                 locals_[at + done] = s - a.group[g, SLOT_BASE]
-                generations[at + done] = a.slot[s, GENERATION]
+                generations[at + done] = a.generation[s]
                 done += 1
                 count -= 1
             take_bits(a, word, taken)
@@ -258,7 +257,7 @@ def take_slots(a: Arrays, g: int, most: int, locals_: AnyArray, generations: Any
 def put_back(a: Arrays, g: int, s: int) -> None:
     """``give_slot``, for hot loops."""
     move(a.slot, s, FREE)
-    a.slot[s, GENERATION] += 1
+    a.generation[s] += 1
     a.slot[s, OWNER] = -1
     a.group[g, USED] -= 1
     p = page_of(a, g, s)
@@ -314,7 +313,7 @@ def give_run(a: Arrays, g: int, first: int, count: int) -> None:
 def is_auxiliary(a: Arrays, g: int, s: int) -> bool:
     """Whether the object in ``s`` may be evicted without its node: a window or snapshot of a whole segment."""
     n = a.slot[s, OWNER]
-    return a.group[g, RULE] != RULE_PREFIX and n >= 0 and a.node[n, NTOKENS] == a.tokens.shape[1]
+    return a.group[g, RULE] != RULE_PREFIX and n >= 0 and a.trunk[n, NTOKENS] == a.tokens.shape[1]
 
 
 @inlined

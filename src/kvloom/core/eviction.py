@@ -12,7 +12,6 @@ from kvloom.core.block_pool import first_slot, head_of, is_auxiliary, page_of, s
 from kvloom.core.fields import (
     FREE_NODES,
     FRUGAL,
-    GENERATION,
     GHOST_HEAD,
     HEAP_SIZE,
     KEPT,
@@ -293,6 +292,6 @@ def take_many(a: Arrays, g: int, most: int, locals_: AnyArray, generations: AnyA
         if s < 0:
             return 0
         locals_[at] = s - a.group[g, SLOT_BASE]
-        generations[at] = a.slot[s, GENERATION]
+        generations[at] = a.generation[s]
         return 1
     return take_slots(a, g, most, locals_, generations, at)

@@ -74,28 +74,31 @@ OF_LEAF = 3  # what a leaf needs becomes KEPT, whatever it was
     PAGE_HELD,  # scratch: used slots that cannot be evicted, now or after others
 ) = range(8)
 
-# slot: int32 [S, 8]
+# slot: int32 [S, 7]; its generation, which grows at every allocation and every free, is in ``generation``
 (
     STATE,  # ObjectState
     GRADE,  # Grade
-    GENERATION,  # grows at every allocation and every free
     PINS,  # private holders: rows of sequences and transfers.  A lease on a prefix holds its deepest node instead
     OWNER,  # node whose column names this slot, -1 = private
     OWNER_COL,
     PREV,  # auxiliary LRU list
     NEXT,  # auxiliary LRU list, or the list of slots given up while in use
-) = range(8)
+) = range(7)
 
-# node: int32 [N, 16], one cache line
+# trunk: int32 [N, 4], what a match reads of every node on its way
 (
     PARENT,  # -1 for a root or an unused node
+    FIRST_CHILD,  # the others are found through the hash table
+    NTOKENS,  # the segment length, fewer for a checkpoint, 0 = root, -1 = unused
+    SPINE,  # worst grade of its prefix-group objects, -1 when one is missing
+) = range(4)
+
+# node: int32 [N, 12]
+(
     ROOT,  # the namespace this node belongs to
     DEPTH,  # segments from the root to the end of this node (checkpoint: of its parent)
-    NTOKENS,  # the segment length, fewer for a checkpoint, 0 = root, -1 = unused
     RESIDENT,  # columns that name a slot
     ANCHORS,  # live children and checkpoints, sequences that end here, transfers; 0 = a leaf that may be evicted
-    SPINE,  # worst grade of its prefix-group objects, -1 when one is missing
-    FIRST_CHILD,  # the others are found through the hash table
     FIRST_CHECKPOINT,
     SIBLING_PREV,
     SIBLING_NEXT,
@@ -104,7 +107,7 @@ OF_LEAF = 3  # what a leaf needs becomes KEPT, whatever it was
     HEAP_AT,  # place in its queue of evictable leaves, -1 = in none
     KEY,  # hash of the tokens
     USES,  # requests that went through here, as far as known: see ``kvloom.core.heat``
-) = range(16)
+) = range(12)
 
 # heat: int32 [N, 8]; plain LRU does not use it
 (

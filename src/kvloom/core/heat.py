@@ -80,7 +80,7 @@ def pass_path(a: Arrays, path: AnyArray, depth: int) -> None:
 @jit
 def use_checkpoint(a: Arrays, n: int) -> None:
     """Checkpoint ``n`` was made, or a request resumes there."""
-    if a.policy[RULES] != BY_STAMP and 0 < a.node[n, NTOKENS] < a.tokens.shape[1]:
+    if a.policy[RULES] != BY_STAMP and 0 < a.trunk[n, NTOKENS] < a.tokens.shape[1]:
         a.heat[n, TICK] = a.policy[OPENS]
         a.heat[n, IS_END] = 1
         a.node[n, USES] += 1
@@ -109,7 +109,7 @@ def end_at(a: Arrays, n: int, priority: int) -> None:
     if a.policy[RULES] == BY_STAMP:
         return
     note_priority(a, n, priority)
-    if a.node[n, NTOKENS] == 0:
+    if a.trunk[n, NTOKENS] == 0:
         return
     a.heat[n, IS_END] = 1
     if not sampled(a, n):
@@ -134,7 +134,7 @@ def _fold(a: Arrays, n: int, parent: int) -> None:
     note_priority(a, parent, a.heat[n, PRIORITY])
     if a.heat[n, TICK] > a.heat[parent, TICK]:
         _renew(a, parent, a.heat[n, TICK])
-    if a.node[n, NTOKENS] < a.tokens.shape[1]:
+    if a.trunk[n, NTOKENS] < a.tokens.shape[1]:
         return
     if not sampled(a, parent):
         a.node[parent, USES] += a.node[n, USES] - a.heat[n, FOLDED]

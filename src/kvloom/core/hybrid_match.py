@@ -58,11 +58,11 @@ def walk(a: Arrays, root: int, tokens: AnyArray, limit: int, floor: int, path: A
         # Most children lie right behind their parent; guessing so frees the processor from waiting for the link.
         while (
             (depth + 1) * segment <= limit
-            and a.node[n, FIRST_CHILD] == n + 1
+            and a.trunk[n, FIRST_CHILD] == n + 1
             and same_tokens(a, n + 1, tokens, depth * segment)
         ):
             n += 1
-            if a.node[n, SPINE] < floor and complete < 0:
+            if a.trunk[n, SPINE] < floor and complete < 0:
                 complete = depth
             depth += 1
             path[depth] = n
@@ -71,7 +71,7 @@ def walk(a: Arrays, root: int, tokens: AnyArray, limit: int, floor: int, path: A
         n = find_child(a, n, tokens, depth * segment)
         if n < 0:
             break
-        if a.node[n, SPINE] < floor and complete < 0:
+        if a.trunk[n, SPINE] < floor and complete < 0:
             complete = depth
         depth += 1
         path[depth] = n
@@ -176,7 +176,7 @@ def best_boundary(
         checkpoint = a.node[path[k], FIRST_CHECKPOINT]
         looked = 0
         while checkpoint >= 0 and looked < SCANNED:
-            position = start + a.node[checkpoint, NTOKENS]
+            position = start + a.trunk[checkpoint, NTOKENS]
             if (
                 best < position <= ceiling
                 and a.node[checkpoint, RESIDENT] > 0
@@ -203,9 +203,9 @@ def first_bad_group(a: Arrays, path: AnyArray, depth: int, checkpoint: int, posi
     """The first group that cannot resume at this boundary, or -1: verification repeats what the match found."""
     for k in range(1, depth + 1):
         n = path[k]
-        if a.node[n, PARENT] != path[k - 1]:
+        if a.trunk[n, PARENT] != path[k - 1]:
             return 0
-        if a.node[n, SPINE] < floor:
+        if a.trunk[n, SPINE] < floor:
             for g in range(a.group.shape[0]):
                 first = a.group[g, COL_BASE]
                 for c in range(first, first + a.group[g, COLUMNS]):
@@ -229,16 +229,16 @@ def known_prefix(a: Arrays, path: AnyArray, depth: int, tokens: AnyArray, limit:
     start = depth * a.tokens.shape[1]
     most, at = 0, -1
     for side in range(2):
-        child = a.node[n, FIRST_CHILD] if side == 0 else a.node[n, FIRST_CHECKPOINT]
+        child = a.trunk[n, FIRST_CHILD] if side == 0 else a.node[n, FIRST_CHECKPOINT]
         looked = 0
         while child >= 0 and looked < EXPLAINED:
             looked += 1
             count = 0
-            end = min(a.node[child, NTOKENS], len(tokens) - start)
+            end = min(a.trunk[child, NTOKENS], len(tokens) - start)
             while count < end and a.tokens[child, count] == tokens[start + count]:
                 count += 1
-            whole = side == 1 and count == a.node[child, NTOKENS] and start + count <= limit
-            if whole and (at < 0 or count > a.node[at, NTOKENS]):
+            whole = side == 1 and count == a.trunk[child, NTOKENS] and start + count <= limit
+            if whole and (at < 0 or count > a.trunk[at, NTOKENS]):
                 at = child
             most = max(most, count)
             child = a.node[child, SIBLING_NEXT]
@@ -253,7 +253,7 @@ def diagnose(a: Arrays, path: AnyArray, depth: int, floor: int, checkpoint: int,
     """
     segment = a.tokens.shape[1]
     end = depth * segment
-    position = end if checkpoint < 0 else end + a.node[checkpoint, NTOKENS]
+    position = end if checkpoint < 0 else end + a.trunk[checkpoint, NTOKENS]
     for g in range(a.group.shape[0]):
         out[g, 0] = position
         out[g, 1] = 0

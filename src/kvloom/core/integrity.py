@@ -21,7 +21,6 @@ from kvloom.core.fields import (
     FIRST_CHILD,
     FREE_NODES,
     FREE_PAGES,
-    GENERATION,
     GHOST_HEAD,
     GHOST_NEXT,
     GHOST_PREV,
@@ -127,7 +126,7 @@ def _check_holds(
             for block in range(first, last):
                 s = int(slot_at(a, r, row, g, block))
                 pins[s] += block >= shared
-                if a.slot[s, GENERATION] != r.generation[row, place(r, g, block)]:
+                if a.generation[s] != r.generation[row, place(r, g, block)]:
                     wrong.append(f"row {row} group {g} block {block} is stale")
                 if a.slot[s, STATE] == FREE:
                     wrong.append(f"row {row} group {g} block {block} names a free slot")
@@ -234,7 +233,7 @@ def _check_pages(a: Arrays, geometry: ArenaGeometry, wrong: list[str]) -> None:
 
 
 def _nodes(a: Arrays) -> list[int]:
-    found: list[int] = np.flatnonzero(a.node[:, NTOKENS] >= 0).tolist()
+    found: list[int] = np.flatnonzero(a.trunk[:, NTOKENS] >= 0).tolist()
     return found
 
 
@@ -242,7 +241,7 @@ def _check_nodes(a: Arrays, roots: Sequence[int], wrong: list[str]) -> None:
     nodes = _nodes(a)
     if len(nodes) != int(a.scalars[NODES_USED]) or len(nodes) + int(a.scalars[FREE_NODES]) != len(a.node):
         wrong.append("node counts are wrong")
-    if {n for n in nodes if a.node[n, PARENT] < 0} != set(roots):
+    if {n for n in nodes if a.trunk[n, PARENT] < 0} != set(roots):
         wrong.append("roots of the index and the namespaces differ")
     named = 0
     for n in nodes:
@@ -259,8 +258,8 @@ def _check_nodes(a: Arrays, roots: Sequence[int], wrong: list[str]) -> None:
                     wrong.append(f"node {n} column {c} and slot {s} disagree")
         if resident != a.node[n, RESIDENT]:
             wrong.append(f"node {n}: resident count is wrong")
-        if a.node[n, NTOKENS] == a.tokens.shape[1] and spine != a.node[n, SPINE]:
-            wrong.append(f"node {n}: spine grade {a.node[n, SPINE]} on record, {spine} in fact")
+        if a.trunk[n, NTOKENS] == a.tokens.shape[1] and spine != a.trunk[n, SPINE]:
+            wrong.append(f"node {n}: spine grade {a.trunk[n, SPINE]} on record, {spine} in fact")
         named += resident
     if named != int(np.count_nonzero((a.slot[:, OWNER] >= 0) & (a.slot[:, STATE] != FREE))):
         wrong.append("a slot names an owner that does not name it")
@@ -274,23 +273,23 @@ def _check_tree(a: Arrays, held: Sequence[int], wrong: list[str]) -> None:
         anchors[n] += 1
     children: dict[int, set[int]] = {}
     # a node anchors its parent while it is alive itself: count from the leaves up
-    for n in sorted(nodes, key=lambda n: (-a.node[n, DEPTH], a.node[n, NTOKENS] == segment)):
-        parent = int(a.node[n, PARENT])
+    for n in sorted(nodes, key=lambda n: (-a.node[n, DEPTH], a.trunk[n, NTOKENS] == segment)):
+        parent = int(a.trunk[n, PARENT])
         if parent >= 0:
             children.setdefault(parent, set()).add(n)
             anchors[parent] += bool(anchors[n] or a.node[n, RESIDENT])
     for n in nodes:
         if anchors[n] != a.node[n, ANCHORS]:
             wrong.append(f"node {n}: {a.node[n, ANCHORS]} anchors on record, {anchors[n]} in fact")
-        linked = _chain(a.node[:, SIBLING_NEXT], int(a.node[n, FIRST_CHILD]), len(nodes))
+        linked = _chain(a.node[:, SIBLING_NEXT], int(a.trunk[n, FIRST_CHILD]), len(nodes))
         linked += _chain(a.node[:, SIBLING_NEXT], int(a.node[n, FIRST_CHECKPOINT]), len(nodes))
         if set(linked) != children.get(n, set()) or len(linked) != len(set(linked)):
             wrong.append(f"node {n}: child lists are wrong")
-        if a.node[n, NTOKENS] == segment and find_child(a, int(a.node[n, PARENT]), a.tokens[n], 0) != n:
+        if a.trunk[n, NTOKENS] == segment and find_child(a, int(a.trunk[n, PARENT]), a.tokens[n], 0) != n:
             wrong.append(f"node {n} is not found by its own tokens")
     in_table = sorted(a.table[a.table >= 0].tolist())
-    hashed = [c for n in nodes for c in _chain(a.node[:, SIBLING_NEXT], int(a.node[n, FIRST_CHILD]), len(nodes))[1:]]
-    hashed += [n for n in nodes if 0 < a.node[n, NTOKENS] < segment]
+    hashed = [c for n in nodes for c in _chain(a.node[:, SIBLING_NEXT], int(a.trunk[n, FIRST_CHILD]), len(nodes))[1:]]
+    hashed += [n for n in nodes if 0 < a.trunk[n, NTOKENS] < segment]
     if in_table != sorted(hashed):
         wrong.append("the hash table does not hold exactly the checkpoints and the second and later children")
 
@@ -314,10 +313,10 @@ def _check_leaves(a: Arrays, wrong: list[str]) -> None:
     if set(queued) != leaves or len(queued) != len(leaves) or len(queued) != a.scalars[HEAP_SIZE]:
         wrong.append("the queues do not hold exactly the evictable leaves")
     ghosts = _chain(a.node[:, GHOST_NEXT], int(a.scalars[GHOST_HEAD]), len(nodes))
-    dead = {n for n in nodes if a.node[n, PARENT] >= 0 and a.node[n, ANCHORS] == 0 and a.node[n, RESIDENT] == 0}
+    dead = {n for n in nodes if a.trunk[n, PARENT] >= 0 and a.node[n, ANCHORS] == 0 and a.node[n, RESIDENT] == 0}
     if set(ghosts) != dead or any((a.node[n, GHOST_PREV] == OUT_OF_LIST) != (n not in dead) for n in nodes):
         wrong.append("the ghost list is wrong")
     position = {n: i for i, n in enumerate(ghosts)}
     for n in ghosts:
-        if position.get(int(a.node[n, PARENT]), len(ghosts)) < position[n]:
+        if position.get(int(a.trunk[n, PARENT]), len(ghosts)) < position[n]:
             wrong.append(f"ghost {n} would be recycled after its parent")

@@ -136,7 +136,7 @@ def quit_queue(a: Arrays, n: int) -> None:
 @jit
 def _loosen(a: Arrays, n: int, loose: bool) -> None:
     """Tell the pages of the node's objects that these can (not) be evicted now.  Auxiliary objects do so themselves."""
-    whole = a.node[n, NTOKENS] == a.tokens.shape[1]
+    whole = a.trunk[n, NTOKENS] == a.tokens.shape[1]
     for g in range(a.group.shape[0]):
         if whole and a.group[g, RULE] != RULE_PREFIX:
             continue
@@ -218,7 +218,7 @@ def strand_checkpoints(a: Arrays, n: int) -> None:
 @inlined
 def give_up(a: Arrays, n: int, when: int) -> None:
     """What only the end of segment ``n`` or its checkpoints need goes first if nothing can resume there any more."""
-    if a.node[n, NTOKENS] == a.tokens.shape[1] and not resumable(a, n):
+    if a.trunk[n, NTOKENS] == a.tokens.shape[1] and not resumable(a, n):
         _strand(a, n)
         give_up_boundary(a, n, when)
     strand_checkpoints(a, n)
@@ -234,9 +234,9 @@ def reconsider(a: Arrays, n: int, when: int) -> None:
     m = n
     while m >= 0:
         give_up(a, m, when)
-        if a.node[m, DEPTH] < depth and a.node[m, FIRST_CHILD] >= 0:
-            m = a.node[m, FIRST_CHILD]
+        if a.node[m, DEPTH] < depth and a.trunk[m, FIRST_CHILD] >= 0:
+            m = a.trunk[m, FIRST_CHILD]
             continue
         while m != n and a.node[m, SIBLING_NEXT] < 0:
-            m = a.node[m, PARENT]
+            m = a.trunk[m, PARENT]
         m = a.node[m, SIBLING_NEXT] if m != n else -1

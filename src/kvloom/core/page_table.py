@@ -24,7 +24,6 @@ from kvloom.core.fields import (
     COL_BASE,
     COLUMNS,
     FRUGAL,
-    GENERATION,
     GRADE,
     HITS,
     LEASED,
@@ -126,7 +125,7 @@ def put(a: Arrays, r: Rows, q: int, g: int, block: int, s: int) -> None:
     """Enter global slot ``s`` as logical block ``block``."""
     at = place(r, g, block)
     r.table[q, at] = s - a.group[g, SLOT_BASE]
-    r.generation[q, at] = a.slot[s, GENERATION]
+    r.generation[q, at] = a.generation[s]
 
 
 @jit
@@ -150,7 +149,7 @@ def shrink(a: Arrays, r: Rows, q: int, g: int, first: int, last: int) -> None:
             a.slot[s, PINS] = 0
             a.group[g, PINNED] -= 1
             move(a.slot, s, FREE)
-            a.slot[s, GENERATION] += 1
+            a.generation[s] += 1
         else:
             release(a, g, s)
     if count > 0:
@@ -213,7 +212,7 @@ def grow(a: Arrays, r: Rows, q: int, length: int, more: int) -> int:
                 if s >= 0:
                     taken = 1
                     r.table[q, at] = s - a.group[g, SLOT_BASE]
-                    r.generation[q, at] = a.slot[s, GENERATION]
+                    r.generation[q, at] = a.generation[s]
             else:
                 taken = take_many(a, g, min(most, before), r.table[q], r.generation[q], at)
             if taken == 0:  # pages that are only partly in use, scattered over the groups
@@ -261,12 +260,12 @@ def lease(a: Arrays, r: Rows, q: int, path: AnyArray, depth: int, checkpoint: in
         base = a.group[g, COL_BASE]
         for k in range(shared // per_segment):
             n = path[k + 1]
-            worst = min(worst, a.node[n, SPINE])
+            worst = min(worst, a.trunk[n, SPINE])
             for i in range(per_segment):
                 local = a.columns[n, base + i]
                 at = r.shape[g, OFFSET] + k * per_segment + i
                 r.table[q, at] = local
-                r.generation[q, at] = a.slot[a.group[g, SLOT_BASE] + local, GENERATION]
+                r.generation[q, at] = a.generation[a.group[g, SLOT_BASE] + local]
         for block in range(max(first, shared), last):
             k = block // per_segment
             n = path[k + 1] if k < depth else checkpoint
@@ -321,6 +320,6 @@ def stale(a: Arrays, r: Rows, q: int) -> int:
     for g in range(a.group.shape[0]):
         for block in range(r.span[q, g, FIRST], r.span[q, g, LAST]):
             s = slot_at(a, r, q, g, block)
-            if a.slot[s, GENERATION] != r.generation[q, place(r, g, block)]:
+            if a.generation[s] != r.generation[q, place(r, g, block)]:
                 return g
     return -1

@@ -102,7 +102,7 @@ def _drop_objects(a: Arrays, n: int, loose: bool) -> None:
             if not prefix:
                 unlink_auxiliary(a, g, s)
             else:
-                a.node[n, SPINE] = -1
+                a.trunk[n, SPINE] = -1
                 if loose:
                     pin_page(a, g, page_of(a, g, s))
             move(a.slot, s, EVICTED)
@@ -174,7 +174,7 @@ def evict_path(a: Arrays, n: int, g: int, want: int, most: int) -> int:
     classed = learns and row != STRANDED
     if (
         a.policy[RULES] == BY_FIFO
-        or a.node[n, NTOKENS] != a.tokens.shape[1]
+        or a.trunk[n, NTOKENS] != a.tokens.shape[1]
         or _held(a, n)
         or (classed and (_tied(a, n) or _pages_to_empty(a, g)))
     ):

@@ -100,19 +100,19 @@ def _has_prefix(a: Arrays, g: int, n: int, position: int) -> bool:
     Eviction takes leaves only, so those above need a look only after blocks were forgotten in other ways.
     """
     segment = a.tokens.shape[1]
-    if a.node[n, NTOKENS] < segment:
+    if a.trunk[n, NTOKENS] < segment:
         first = block_of(a, g, position - position % segment)
         for block in range(first, blocks_at(a, g, position)):
             if a.columns[n, a.group[g, COL_BASE] + block - first] < 0:
                 return False
-    elif a.node[n, SPINE] < 0:
+    elif a.trunk[n, SPINE] < 0:
         return False
     if a.scalars[BROKEN] == 1:
-        m = a.node[n, PARENT]
-        while a.node[m, NTOKENS] > 0:
-            if a.node[m, SPINE] < 0:
+        m = a.trunk[n, PARENT]
+        while a.trunk[m, NTOKENS] > 0:
+            if a.trunk[m, SPINE] < 0:
                 return False
-            m = a.node[m, PARENT]
+            m = a.trunk[m, PARENT]
     return True
 
 
@@ -120,8 +120,8 @@ def _has_prefix(a: Arrays, g: int, n: int, position: int) -> bool:
 def resumable(a: Arrays, n: int) -> bool:
     """Whether everything is there that resuming at the end of ``n`` needs."""
     segment = a.tokens.shape[1]
-    whole = a.node[n, NTOKENS] == segment
-    position = a.node[n, DEPTH] * segment + (0 if whole else a.node[n, NTOKENS])
+    whole = a.trunk[n, NTOKENS] == segment
+    position = a.node[n, DEPTH] * segment + (0 if whole else a.trunk[n, NTOKENS])
     for g in range(a.group.shape[0]):
         if a.group[g, RULE] == RULE_SNAPSHOT:
             if snapshot_needed(a, g, position) and a.columns[n, a.group[g, COL_BASE]] < 0:
@@ -131,7 +131,7 @@ def resumable(a: Arrays, n: int) -> bool:
             begin = block_of(a, g, position - 1 - (position - 1) % segment)
             for block in range(blocks_at(a, g, position) - 1, first_block_needed(a, g, position) - 1, -1):
                 if block < begin:
-                    m = a.node[m, PARENT]
+                    m = a.trunk[m, PARENT]
                     begin -= a.group[g, COLUMNS]
                 if a.columns[m, a.group[g, COL_BASE] + block - begin] < 0:
                     return False

@@ -80,7 +80,7 @@ def hash_segment(parent: int, tokens: AnyArray, start: int, count: int) -> int:
 @inlined
 def same_tokens(a: Arrays, n: int, tokens: AnyArray, start: int) -> bool:
     """Whether node ``n`` holds exactly ``tokens[start:start + NTOKENS]`` (the caller checked the length)."""
-    return same_run(a.tokens, n, tokens, start, a.node[n, NTOKENS])
+    return same_run(a.tokens, n, tokens, start, a.trunk[n, NTOKENS])
 
 
 @inlined
@@ -89,7 +89,7 @@ def find_child(a: Arrays, parent: int, tokens: AnyArray, start: int) -> int:
 
     Most nodes have one child, which a link names; only the others are in the hash table.
     """
-    first = a.node[parent, FIRST_CHILD]
+    first = a.trunk[parent, FIRST_CHILD]
     if first < 0 or same_tokens(a, first, tokens, start):
         return first
     if a.node[first, SIBLING_NEXT] < 0:
@@ -101,8 +101,8 @@ def find_child(a: Arrays, parent: int, tokens: AnyArray, start: int) -> int:
         n = a.table[at]
         if (
             a.node[n, KEY] == h
-            and a.node[n, PARENT] == parent
-            and a.node[n, NTOKENS] == a.tokens.shape[1]
+            and a.trunk[n, PARENT] == parent
+            and a.trunk[n, NTOKENS] == a.tokens.shape[1]
             and same_tokens(a, n, tokens, start)
         ):
             return n
@@ -122,8 +122,8 @@ def find_checkpoint(a: Arrays, parent: int, tokens: AnyArray, start: int, count:
         n = a.table[at]
         if (
             a.node[n, KEY] == h
-            and a.node[n, PARENT] == parent
-            and a.node[n, NTOKENS] == count
+            and a.trunk[n, PARENT] == parent
+            and a.trunk[n, NTOKENS] == count
             and same_tokens(a, n, tokens, start)
         ):
             return n
@@ -133,7 +133,7 @@ def find_checkpoint(a: Arrays, parent: int, tokens: AnyArray, start: int, count:
 
 @jit
 def _table_insert(a: Arrays, n: int) -> None:
-    a.node[n, KEY] = hash_segment(a.node[n, PARENT], a.tokens[n], 0, a.node[n, NTOKENS])
+    a.node[n, KEY] = hash_segment(a.trunk[n, PARENT], a.tokens[n], 0, a.trunk[n, NTOKENS])
     mask = len(a.table) - 1
     at = a.node[n, KEY] & mask
     while a.table[at] >= 0:
@@ -200,7 +200,7 @@ def add_anchor(a: Arrays, n: int) -> None:
             return
         _ghost_unlink(a, n)
         revive(a, n)
-        n = a.node[n, PARENT]
+        n = a.trunk[n, PARENT]
 
 
 @jit
@@ -219,7 +219,7 @@ def drop_anchor(a: Arrays, n: int) -> None:
 @inlined
 def bury(a: Arrays, n: int) -> int:
     """Make ``n`` a ghost; returns the parent, which loses an anchor, or -1 for a root."""
-    parent = a.node[n, PARENT]
+    parent = a.trunk[n, PARENT]
     if parent >= 0:
         _ghost_append(a, n)
         fold(a, n, parent)
@@ -250,9 +250,9 @@ def touch(a: Arrays, n: int) -> None:
 @jit
 def free_node(a: Arrays, n: int) -> None:
     """Put an unlinked node back on the free stack."""
-    a.node[n, PARENT] = -1
+    a.trunk[n, PARENT] = -1
     a.node[n, ROOT] = -1
-    a.node[n, NTOKENS] = -1
+    a.trunk[n, NTOKENS] = -1
     a.free_nodes[a.scalars[FREE_NODES]] = n
     a.scalars[FREE_NODES] += 1
     a.scalars[NODES_USED] -= 1
@@ -263,15 +263,15 @@ def _detach(a: Arrays, n: int) -> None:
     """Unlink a ghost leaf from its parent and the table; its place is free."""
     if a.policy[RULES] == BY_CLASSES:
         expire(a, n)
-    parent = a.node[n, PARENT]
-    is_segment = a.node[n, NTOKENS] == a.tokens.shape[1]
+    parent = a.trunk[n, PARENT]
+    is_segment = a.trunk[n, NTOKENS] == a.tokens.shape[1]
     before, after = a.node[n, SIBLING_PREV], a.node[n, SIBLING_NEXT]
     if not is_segment or before >= 0:
         _table_remove(a, n)
     if before >= 0:
         a.node[before, SIBLING_NEXT] = after
     elif is_segment:
-        a.node[parent, FIRST_CHILD] = after
+        a.trunk[parent, FIRST_CHILD] = after
         if after >= 0:
             _table_remove(a, after)
     else:
@@ -313,14 +313,14 @@ def clean_node(a: Arrays, n: int) -> None:
     """Write the record of a node that has nothing yet."""
     for c in range(a.columns.shape[1]):
         a.columns[n, c] = -1
-    a.node[n, PARENT] = -1
+    a.trunk[n, PARENT] = -1
     a.node[n, ROOT] = n
     a.node[n, DEPTH] = 0
-    a.node[n, NTOKENS] = 0
+    a.trunk[n, NTOKENS] = 0
     a.node[n, RESIDENT] = 0
     a.node[n, ANCHORS] = 0
-    a.node[n, SPINE] = -1
-    a.node[n, FIRST_CHILD] = -1
+    a.trunk[n, SPINE] = -1
+    a.trunk[n, FIRST_CHILD] = -1
     a.node[n, FIRST_CHECKPOINT] = -1
     a.node[n, SIBLING_PREV] = -1
     a.node[n, SIBLING_NEXT] = -1
@@ -339,15 +339,15 @@ def new_node(a: Arrays, parent: int, tokens: AnyArray, start: int, count: int) -
         drop_anchor(a, parent)
         return -1
     is_segment = count == a.tokens.shape[1]
-    a.node[n, PARENT] = parent
+    a.trunk[n, PARENT] = parent
     a.node[n, ROOT] = a.node[parent, ROOT]
     a.node[n, DEPTH] = a.node[parent, DEPTH] + (1 if is_segment else 0)
-    a.node[n, NTOKENS] = count
+    a.trunk[n, NTOKENS] = count
     a.node[n, ANCHORS] = 1
     copy_run(a.tokens, n, tokens, start, count)
     if is_segment:
-        head = a.node[parent, FIRST_CHILD]
-        a.node[parent, FIRST_CHILD] = n
+        head = a.trunk[parent, FIRST_CHILD]
+        a.trunk[parent, FIRST_CHILD] = n
         if head >= 0:
             _table_insert(a, head)
     else:
@@ -370,7 +370,7 @@ def refresh_spine(a: Arrays, n: int) -> None:
             for c in range(first, first + a.group[g, COLUMNS]):
                 local = a.columns[n, c]
                 worst = min(worst, a.slot[a.group[g, SLOT_BASE] + local, GRADE] if local >= 0 else -1)
-    a.node[n, SPINE] = worst
+    a.trunk[n, SPINE] = worst
 
 
 @jit
@@ -443,7 +443,7 @@ def forget_object(a: Arrays, g: int, s: int, code: int) -> None:
     auxiliary = is_auxiliary(a, g, s)
     in_use = a.slot[s, PINS] > 0
     # what runs below a segment reads its prefix blocks without holding them; a checkpoint's readers hold theirs
-    below = a.group[g, RULE] == RULE_PREFIX and a.node[n, NTOKENS] == a.tokens.shape[1] and a.node[n, ANCHORS] > 0
+    below = a.group[g, RULE] == RULE_PREFIX and a.trunk[n, NTOKENS] == a.tokens.shape[1] and a.node[n, ANCHORS] > 0
     a.columns[n, c] = code
     if code == SLOT_EVICTED:
         a.counters[g, EVICTIONS] += 1
@@ -462,7 +462,7 @@ def forget_object(a: Arrays, g: int, s: int, code: int) -> None:
         move(a.slot, s, QUARANTINED if code == SLOT_QUARANTINED else EVICTED)
         give_slot(a, g, s)
     if a.group[g, RULE] == RULE_PREFIX:
-        a.node[n, SPINE] = -1
+        a.trunk[n, SPINE] = -1
     drop_resident(a, n)
 
 

@@ -88,7 +88,7 @@ def publish(a: Arrays, r: Rows, q: int, ids: AnyArray, used: int) -> int:
         if filled + len(ids) - used < segment:
             break
         parent = r.state[q, NODE]
-        if filled == 0 and a.node[parent, FIRST_CHILD] < 0 and recycle(a):
+        if filled == 0 and a.trunk[parent, FIRST_CHILD] < 0 and recycle(a):
             count = min((len(ids) - used) // segment, a.scalars[FREE_NODES])
             publish_fresh(a, r, q, ids, used, count)
             used += count * segment

@@ -118,7 +118,7 @@ def commit_segment(a: Arrays, r: Rows, q: int, parent: int, tokens: AnyArray, of
             worst = min(worst, _publish_prefix(a, r, q, g, n))
         elif a.group[g, RULE] == RULE_WINDOW:
             _publish_window(a, r, q, g, n, start)
-    a.node[n, SPINE] = worst
+    a.trunk[n, SPINE] = worst
     touch(a, n)
     pass_node(a, n)
     return n
@@ -154,20 +154,20 @@ def publish_fresh(a: Arrays, r: Rows, q: int, ids: AnyArray, used: int, count: i
     for i in range(count):
         a.scalars[FREE_NODES] -= 1
         n = a.free_nodes[a.scalars[FREE_NODES]]
-        a.node[parent, FIRST_CHILD] = n
+        a.trunk[parent, FIRST_CHILD] = n
         clean_node(a, n)
         resident, worst = 0, 2
         for g in range(a.group.shape[0]):
             if a.group[g, RULE] == RULE_PREFIX:
                 worst = min(worst, _hand_over_prefix(a, r, q, g, n, depth * a.group[g, COLUMNS]))
                 resident += a.group[g, COLUMNS]
-        a.node[n, PARENT] = parent
+        a.trunk[n, PARENT] = parent
         a.node[n, ROOT] = a.node[parent, ROOT]
         a.node[n, DEPTH] = depth + 1
-        a.node[n, NTOKENS] = segment
+        a.trunk[n, NTOKENS] = segment
         a.node[n, RESIDENT] = resident
         a.node[n, ANCHORS] = 1
-        a.node[n, SPINE] = worst
+        a.trunk[n, SPINE] = worst
         pass_node(a, n)
         copy_run(a.tokens, n, ids, used + i * segment, segment)
         for g in range(a.group.shape[0]):
@@ -207,4 +207,4 @@ def republish(a: Arrays, r: Rows, q: int) -> None:
                     adopt(a, n, c, g, s)
         if not held:
             return
-        n, end = a.node[n, PARENT], end - segment
+        n, end = a.trunk[n, PARENT], end - segment

@@ -72,7 +72,7 @@ def bin_edge(b: int) -> int:
 @inlined
 def sampled(a: Arrays, n: int) -> bool:
     """Whether statistics are kept of node ``n``."""
-    if a.policy[RULES] != BY_CLASSES or a.node[n, NTOKENS] != a.tokens.shape[1]:
+    if a.policy[RULES] != BY_CLASSES or a.trunk[n, NTOKENS] != a.tokens.shape[1]:
         return False
     depth = a.node[n, DEPTH]
     return depth <= SAMPLED_ALL or depth % SAMPLED_STEP == 0

@@ -128,7 +128,7 @@ def _count_slot(a: Arrays, g: int, s: int) -> None:
 @jit
 def _count_node(a: Arrays, n: int) -> None:
     """Count what goes with node ``n``; auxiliary objects go by themselves."""
-    whole = a.node[n, NTOKENS] == a.tokens.shape[1]
+    whole = a.trunk[n, NTOKENS] == a.tokens.shape[1]
     for g in range(a.group.shape[0]):
         if whole and a.group[g, RULE] != RULE_PREFIX:
             continue
@@ -195,7 +195,7 @@ def _count(a: Arrays) -> bool:
                 nodes += 1
                 if nodes % OFTEN == 0 and _enough(a):
                     return True
-                n = a.node[n, PARENT]
+                n = a.trunk[n, PARENT]
                 if n >= 0:
                     a.reached[n] = max(a.reached[n], begun) + 1
                     if a.reached[n] - begun < a.node[n, ANCHORS]:

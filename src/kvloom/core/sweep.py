@@ -43,10 +43,10 @@ from kvloom.types import AnyArray
 def object_begin(a: Arrays, n: int, c: int, g: int) -> int:
     """Token at which the object of column ``c`` begins; a snapshot "begins" where it was taken."""
     segment = a.tokens.shape[1]
-    is_segment = a.node[n, NTOKENS] == segment
+    is_segment = a.trunk[n, NTOKENS] == segment
     start = (a.node[n, DEPTH] - 1 if is_segment else a.node[n, DEPTH]) * segment
     if a.group[g, RULE] == RULE_SNAPSHOT:
-        return start + a.node[n, NTOKENS]
+        return start + a.trunk[n, NTOKENS]
     return start + (c - a.group[g, COL_BASE]) * a.group[g, BLOCK_TOKENS]
 
 
@@ -55,7 +55,7 @@ def forget(a: Arrays, root: int, group: int, at: int, code: int) -> int:
     """Forget objects, leaving ``code``: of one root or all (-1), one group or all (-1), one position or all (-1)."""
     count = 0
     for n in range(a.node.shape[0]):
-        if a.node[n, NTOKENS] < 1 or a.node[n, RESIDENT] == 0 or (root >= 0 and a.node[n, ROOT] != root):
+        if a.trunk[n, NTOKENS] < 1 or a.node[n, RESIDENT] == 0 or (root >= 0 and a.node[n, ROOT] != root):
             continue
         for g in range(a.group.shape[0]):
             if group >= 0 and g != group:
@@ -77,11 +77,11 @@ def forget(a: Arrays, root: int, group: int, at: int, code: int) -> int:
 def _reconsider_all(a: Arrays) -> None:
     """Let what serves no boundary any more go first."""
     for n in range(a.node.shape[0]):
-        if a.node[n, NTOKENS] >= 0:
+        if a.trunk[n, NTOKENS] >= 0:
             give_up(a, n, a.scalars[CLOCK])
     for n in range(a.node.shape[0]):
         if a.node[n, HEAP_AT] >= 0 and a.heat[n, QUEUE] != STRANDED:
-            m = n if a.node[n, NTOKENS] == a.tokens.shape[1] else a.node[n, PARENT]
+            m = n if a.trunk[n, NTOKENS] == a.tokens.shape[1] else a.trunk[n, PARENT]
             value_boundary(a, m, OF_LEAF if m == n else KEPT)
 
 
@@ -125,7 +125,7 @@ def count_misses(a: Arrays, limit: int, reused: int) -> None:
 @jit
 def free_empty_root(a: Arrays, root: int) -> bool:
     """Free a namespace's root that nothing hangs on; False when something does."""
-    if a.node[root, ANCHORS] > 0 or a.node[root, FIRST_CHILD] >= 0 or a.node[root, FIRST_CHECKPOINT] >= 0:
+    if a.node[root, ANCHORS] > 0 or a.trunk[root, FIRST_CHILD] >= 0 or a.node[root, FIRST_CHECKPOINT] >= 0:
         return False
     free_node(a, root)
     return True

@@ -38,7 +38,7 @@ def base_worth(a: Arrays, g: int, n: int, c: int) -> int:
     """What the object in column ``c`` of node ``n`` is worth while no end or fork needs it: REST or SURPLUS."""
     segment = a.tokens.shape[1]
     end = a.node[n, DEPTH] * segment
-    rest = next_rest(a, end) if a.group[g, RULE] != RULE_PREFIX and a.node[n, NTOKENS] == segment else 0
+    rest = next_rest(a, end) if a.group[g, RULE] != RULE_PREFIX and a.trunk[n, NTOKENS] == segment else 0
     if rest == 0:
         return SURPLUS
     if a.group[g, RULE] == RULE_SNAPSHOT:
@@ -100,7 +100,7 @@ def _value(a: Arrays, n: int, worth: int, floor: int, when: int) -> None:
         last = max(first_block_needed(a, g, position), floor * a.group[g, COLUMNS])
         for block in range(blocks_at(a, g, position) - 1, last - 1, -1):
             if block < begin:
-                m = a.node[m, PARENT]
+                m = a.trunk[m, PARENT]
                 begin -= a.group[g, COLUMNS]
             _revalue(a, g, m, a.group[g, COL_BASE] + block - begin, worth, position, when)
 
@@ -111,7 +111,7 @@ def value_boundary(a: Arrays, n: int, worth: int) -> None:
 
     They are KEPT, but for those that rests have; OF_LEAF makes all of them KEPT, so that they go with the leaf.
     """
-    if a.policy[RULES] == BY_CLASSES and a.node[n, NTOKENS] == a.tokens.shape[1]:
+    if a.policy[RULES] == BY_CLASSES and a.trunk[n, NTOKENS] == a.tokens.shape[1]:
         _value(a, n, worth, 0, -1)
 
 
@@ -141,7 +141,7 @@ def _stays(a: Arrays, n: int) -> bool:
         m, begin = n, block_of(a, g, position - segment)
         for block in range(blocks_at(a, g, position) - 1, first_block_needed(a, g, position) - 1, -1):
             if block < begin:
-                m = a.node[m, PARENT]
+                m = a.trunk[m, PARENT]
                 begin -= a.group[g, COLUMNS]
             if not _is_kept(a, g, m, c + block - begin):
                 return False
@@ -159,15 +159,15 @@ def value_resumed(a: Arrays, n: int) -> None:
 
     What an end or a fork further up needs too stays: the nearest one needs all that others further up do.
     """
-    if a.policy[RULES] != BY_CLASSES or a.node[n, NTOKENS] == 0:
+    if a.policy[RULES] != BY_CLASSES or a.trunk[n, NTOKENS] == 0:
         return
-    if a.node[n, FIRST_CHILD] >= 0:
+    if a.trunk[n, FIRST_CHILD] >= 0:
         value_boundary(a, n, KEPT)
         return
     above, floor = n, 0
     for _ in range(reach(a)):
-        above = a.node[above, PARENT]
-        if a.node[above, NTOKENS] == 0:
+        above = a.trunk[above, PARENT]
+        if a.trunk[above, NTOKENS] == 0:
             break
         if _stays(a, above):
             floor = a.node[above, DEPTH]
@@ -188,4 +188,4 @@ def give_up_boundary(a: Arrays, n: int, when: int) -> None:
 def value_branch(a: Arrays, n: int) -> None:
     """The new segment ``n`` was put below its parent: if that has another child, there is a fork."""
     if a.node[n, SIBLING_NEXT] >= 0:
-        value_boundary(a, a.node[n, PARENT], KEPT)
+        value_boundary(a, a.trunk[n, PARENT], KEPT)

@@ -44,16 +44,16 @@ def explain(manager: Manager, path: Int32Array, depth: int, prompt: Int32Array, 
     known, checkpoint = known_tokens(manager.handle, path, depth, prompt)
     limits: list[Limit] = []
     end = depth * spec.segment_tokens
-    candidate = end if checkpoint < 0 else end + int(arrays.node[checkpoint, NTOKENS])
+    candidate = end if checkpoint < 0 else end + int(arrays.trunk[checkpoint, NTOKENS])
     if candidate > reused:
         limits += _faults(spec, arrays, path, depth, checkpoint, floor)
-    if known == 0 and arrays.node[path[0], FIRST_CHILD] < 0 and arrays.node[path[0], FIRST_CHECKPOINT] < 0:
+    if known == 0 and arrays.trunk[path[0], FIRST_CHILD] < 0 and arrays.node[path[0], FIRST_CHECKPOINT] < 0:
         limits.append(Limit(Reason.EMPTY, 0))
     elif known < limit:
         limits.append(Limit(Reason.TOKENS, known))
     elif candidate <= reused:
         limits.append(Limit(Reason.NOT_KEPT, limit))
-    return Findings(known, tuple(limits), depth if end > reused and arrays.node[path[depth], FIRST_CHILD] >= 0 else 0)
+    return Findings(known, tuple(limits), depth if end > reused and arrays.trunk[path[depth], FIRST_CHILD] >= 0 else 0)
 
 
 def _faults(

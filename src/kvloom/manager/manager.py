@@ -436,13 +436,13 @@ class Manager(Single):
             n = end
             while n >= 0 and n not in seen:
                 seen.add(n)
-                whole = a.node[n, NTOKENS] == self.spec.segment_tokens
+                whole = a.trunk[n, NTOKENS] == self.spec.segment_tokens
                 for g in range(len(a.group)):
                     if a.group[g, RULE] == RULE_PREFIX or not whole:
                         first = int(a.group[g, COL_BASE])
                         here = a.columns[n, first : first + a.group[g, COLUMNS]]
                         held[a.group[g, SLOT_BASE] + here[here >= 0]] = True
-                n = int(a.node[n, PARENT])
+                n = int(a.trunk[n, PARENT])
         groups = np.repeat(np.arange(len(a.group)), self.geometry.num_slots)
         return int((np.bincount(groups[held], minlength=len(a.group)) * self.geometry.slot_bytes).sum())
 
@@ -604,7 +604,8 @@ class Manager(Single):
         """Free a place in a full index: forget empty namespaces, else evict.  False when every node is in use."""
         a = self.arrays
         roots = np.array([ns.root for ns in self._namespaces.values()], dtype=np.int64)
-        empty = (a.node[roots, ANCHORS] == 0) & (a.node[roots][:, [FIRST_CHILD, FIRST_CHECKPOINT]] < 0).all(axis=1)
+        loose = (a.node[roots, ANCHORS] == 0) & (a.node[roots, FIRST_CHECKPOINT] < 0)
+        empty = loose & (a.trunk[roots, FIRST_CHILD] < 0)
         for name in [n for n, gone in zip(self._namespaces, empty.tolist(), strict=True) if gone]:
             sweep.free_empty_root(a, self._namespaces.pop(name).root)
         return bool(make_node_room(a))

@@ -371,9 +371,9 @@ class CachedSequence(Single):
         a, state = self._manager.arrays, self._manager.rows.state[self.row]
         parts = []
         n = int(state[NODE])
-        while a.node[n, NTOKENS] > 0:
+        while a.trunk[n, NTOKENS] > 0:
             parts.append(a.tokens[n])
-            n = int(a.node[n, PARENT])
+            n = int(a.trunk[n, PARENT])
         left = int(state[LENGTH]) - len(parts) * self._manager.spec.segment_tokens
         if state[DETACHED] and sum(map(len, self._loose)) != left:
             raise SequenceError("the index was full, so the ids of this sequence were not kept")

@@ -68,7 +68,7 @@ def verify(
     """
     depth, checkpoint, position = boundary
     segment = core.arrays.tokens.shape[1]
-    tail = 0 if checkpoint < 0 else int(core.arrays.node[checkpoint, NTOKENS])
+    tail = 0 if checkpoint < 0 else int(core.arrays.trunk[checkpoint, NTOKENS])
     if position != depth * segment + tail or tail >= segment:
         raise IntegrityError(f"LCM level: {position} is neither {depth} segments of {segment} tokens nor a checkpoint")
     if layout != core.layout:
