@@ -79,7 +79,7 @@ def fast_state(manager: Manager) -> State:
     base = a.group[:, SLOT_BASE].tolist()
     groups = range(len(base))
     slots = [
-        (state, grade if state != FREE else None, generation, pins, owner, column if owner >= 0 else None)
+        (state, generation, pins, *((grade, owner, column if owner >= 0 else None) if state != FREE else ()))
         for (state, grade, pins, owner, column), generation in zip(
             a.slot[:, [STATE, GRADE, PINS, OWNER, OWNER_COL]].tolist(), a.generation.tolist(), strict=True
         )
@@ -177,7 +177,7 @@ def reference_state(ref: RefManager) -> State:
     def slot_value(slot: Slot) -> tuple[Any, ...]:
         free = slot.state is ObjectState.FREE
         owner = (-1, None) if slot.owner is None else (slot.owner.number, column[slot.column])
-        return int(slot.state), None if free else int(slot.grade), slot.generation, slot.holders, *owner
+        return int(slot.state), slot.generation, slot.holders, *(() if free else (int(slot.grade), *owner))
 
     def node_value(node: Node) -> tuple[Any, ...]:
         return (

@@ -19,7 +19,6 @@ from kvloom.core.fields import (
     FREE_NODES,
     FREE_PAGES,
     GHOST_HEAD,
-    GHOST_PREV,
     GHOST_TAIL,
     GRAVE_HEAD,
     GRAVE_TAIL,
@@ -28,7 +27,6 @@ from kvloom.core.fields import (
     LEASED,
     NEED,
     NTOKENS,
-    OWNER,
     PAGE_BASE,
     PAGE_GROUP,
     PAGE_PINNED,
@@ -149,8 +147,6 @@ def allocate(
     arrays.scalars[BIT_LEVELS] = len(words)
     arrays.scalars[BIT_BASE : BIT_BASE + len(words)] = [sum(words[:i]) for i in range(len(words))]
     arrays.trunk[:, NTOKENS] = -1
-    arrays.node[:, GHOST_PREV] = -2
-    arrays.slot[:, OWNER] = -1
     for g, group in enumerate(spec.groups):
         row = arrays.group[g]
         row[:8] = astuple(state_of(group).rule_row(_keep_every(spec, group)))
