@@ -109,11 +109,11 @@ def _evict_listed(a: Arrays, g: int, worth: int) -> bool:
 
 @jit
 def _evacuate(a: Arrays, g: int) -> bool:
-    """Empty a page that only a few rests are on, at most half of it used, of another group with many free slots."""
+    """Empty a page that only rests are on, at most half of it used, of another group that uses half of its pages."""
     for h in range(a.group.shape[0]):
         per_page = a.group[h, SLOTS_PER_PAGE]
         spare = a.group[h, PAGES] * per_page - a.group[h, USED]
-        if h == g or a.group[h, REST_HEAD] < 0 or spare < 2 * per_page:
+        if h == g or a.group[h, REST_HEAD] < 0 or spare < max(2 * per_page, a.group[h, USED]):
             continue
         best, least = -1, per_page // 2 + 1
         p, looked = a.group[h, STEAL_HEAD], 0

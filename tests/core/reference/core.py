@@ -138,12 +138,14 @@ class Core:
         return slot is not None
 
     def _evacuate(self, group: int | None) -> bool:
-        """Empty the emptiest page, at most half used and only by rests, of a group with two pages of free slots."""
+        """Empty the emptiest page, half used or less and by rests only, of a group that uses half of its own or less."""
         arena = self.arena
         for g in self.groups:
             per_page = len(arena.on_page(g.index, 0))
-            spare = sum(len(p.free) for p in arena.pages if p.group == g.index)
-            if g.index == group or not arena.auxiliary(g.index, REST) or spare < 2 * per_page:
+            own = [p for p in arena.pages if p.group == g.index]
+            spare = sum(len(p.free) for p in own)
+            least = max(2 * per_page, len(own) * per_page - spare)
+            if g.index == group or not arena.auxiliary(g.index, REST) or spare < least:
                 continue
             pages = [
                 page
