@@ -23,7 +23,7 @@ def test_every_array_of_a_manager_is_counted_once() -> None:
     sequence = manager.open(np.arange(300, dtype=np.int32))  # holds views of the block tables
     parts = arrays_of(manager)
     for holder in (manager.arrays, manager.rows):
-        for name, value in holder._asdict().items():
+        for name, value in holder.items():
             if isinstance(value, np.ndarray) and value is not manager.arrays.order:  # of another name as well
                 assert parts[f"{type(holder).__name__}.{name}"] == value.nbytes
     extra = np.zeros(12_345, dtype=np.int8)

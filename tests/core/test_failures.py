@@ -176,7 +176,7 @@ def test_a7_a_lora_name_equal_to_somebodys_salt() -> None:
 @pytest.mark.parametrize("spec", [specs.FULL_WINDOW, specs.V4, specs.RECURRENT], ids=lambda s: s.name)
 def test_b4_pages_move_between_kinds_and_nobody_loses_a_live_slot(spec: ModelSpec) -> None:
     """While one sequence keeps reading, others push pages from group to group; free + used = total at every step."""
-    e = engine(spec, 220, max_nodes=60)
+    e = engine(spec, 180, max_nodes=60)
     assert not e.manager.geometry.static_split
     a = e.manager.arrays
     reader = e.open(prompt_of(30, 9))

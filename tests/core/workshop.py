@@ -14,6 +14,7 @@ from kvloom.config import Device
 from kvloom.core.block_pool import release, take_slot
 from kvloom.core.fields import ALLOCS, ANCHORS, NTOKENS, OWNER, PINS, RESIDENT, SLOT_BASE, STATE
 from kvloom.core.geometry import split_statically
+from kvloom.core.lifecycle import COMMITTED
 from kvloom.core.page_table import FIRST, LAST, Rows, place
 from kvloom.manager import CachedSequence, Manager
 from kvloom.manager.tickets import Copy
@@ -52,7 +53,7 @@ def squeezed(manager: Manager, group: int, leave: int) -> Iterator[None]:
     arrays = manager.arrays
     first = int(arrays.group[group, SLOT_BASE])
     mine = range(first, first + int(manager.geometry.num_slots[group]))
-    evictable = [s for s in mine if arrays.slot[s, OWNER] >= 0 and arrays.slot[s, PINS] == 0]
+    evictable = [s for s in mine if arrays.slot[s, STATE] == COMMITTED and arrays.slot[s, PINS] == 0]
     plans: list[CopyPlan] = [manager.tickets.issue([Copy(group, -1, slot)]) for slot in evictable]
     taken: list[int] = []
     while (slot := int(take_slot(arrays, group))) >= 0:
