@@ -138,7 +138,7 @@ class Core:
         return slot is not None
 
     def _evacuate(self, group: int | None) -> bool:
-        """Empty the emptiest page, at most half used and by rests only, of a group that uses at most half of its own."""
+        """Empty the emptiest page, at most half used and by rests only, of a group that uses at most half its own."""
         arena = self.arena
         for g in self.groups:
             per_page = len(arena.on_page(g.index, 0))
