@@ -1,0 +1,151 @@
+"""The directory of a store: whose it is, which index is the present one, and the lock that guards a change of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvloom.errors import FormatError, StoreError
+from kvloom.tiers.disk.files import FileOps
+from kvloom.tiers.disk.format import FORMAT, checksum
+from kvloom.tiers.disk.index import Index
+
+MARKER = "KVLOOM"
+LOCK = "lock"
+EXTENTS = "extents"
+SUFFIX = ".extent"
+_INDEX = re.compile(r"index-[0-9a-f]{16}\.sqlite")
+_OURS = re.compile(rf"{MARKER}(\.[0-9a-f]{{16}})?|{LOCK}|{EXTENTS}|{_INDEX.pattern}(-wal|-shm|-journal)?")
+_EXTENT = re.compile(rf"[0-7][0-9a-f]{{15}}\{SUFFIX}")
+_GUARD_BYTE = 0
+
+
+class MarkerDamagedError(StoreError):
+    """The marker is there and does not say what it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """What the marker says, and which file said it (inode and change time)."""
+
+    index: str
+    version: tuple[int, int]
+
+
+class Directory:
+    """Paths and guard of one store.  Thread-safe.
+
+    Raises StoreError for a directory that cannot be used, FormatError for a store of a newer format.
+    """
+
+    def __init__(self, path: Path, ops: FileOps, *, create: bool) -> None:
+        self.path = Path(os.path.abspath(path))  # noqa: PTH100  (resolve() would follow the link that is looked for)
+        self._ops = ops
+        self._claim(create=create)
+        self.extents = self.path / EXTENTS
+
+    def _claim(self, *, create: bool) -> None:
+        if create:
+            with contextlib.suppress(FileExistsError):
+                self.path.mkdir(mode=0o700, parents=True)
+        try:
+            status = self.path.lstat()
+        except FileNotFoundError:
+            raise StoreError(f"{self.path}: there is no such directory") from None
+        if stat.S_ISLNK(status.st_mode):
+            raise StoreError(f"{self.path} is a symbolic link; name the directory that it leads to")
+        if not stat.S_ISDIR(status.st_mode):
+            raise StoreError(f"{self.path} is not a directory; name one for the store alone")
+        if status.st_uid != os.geteuid():
+            raise StoreError(f"{self.path} belongs to another user; use a directory of your own")
+        names = [path.name for path in self.path.iterdir()]
+        foreign = [name for name in names if not _OURS.fullmatch(name)]
+        if foreign or (not create and not names):
+            what = f"holds {foreign[0]!r}" if foreign else "is empty"
+            raise StoreError(f"{self.path} is not a kvloom store, it {what}; name an empty directory, or a store")
+        for name in names:
+            mode = (self.path / name).lstat().st_mode
+            if not (stat.S_ISDIR(mode) if name == EXTENTS else stat.S_ISREG(mode)):
+                raise StoreError(f"{self.path / name} is a link or special file; a store has none, remove it")
+        if status.st_mode & 0o077:
+            if names:
+                raise StoreError(f"{self.path} can be entered by other users; run: chmod 700 {self.path}")
+            self.path.chmod(0o700)
+
+    @contextlib.contextmanager
+    def guard(self, *, exclusive: bool) -> Iterator[None]:
+        """Shared: the present index stays the present one meanwhile.  Exclusive: nobody uses any index."""
+        # Every holder opens the file anew: a lock belongs to the open file, and threads must exclude each other too.
+        fd = self._ops.open(self.path / LOCK, os.O_RDWR | os.O_CREAT)
+        try:
+            self._ops.lock(fd, _GUARD_BYTE, exclusive=exclusive, wait=True)
+            yield
+        finally:
+            self._ops.close(fd)
+
+    def extent(self, number: int) -> Path:
+        """Path of an extent: its number in hex, so no caller's text is ever part of a path."""
+        return self.extents / f"{number:016x}{SUFFIX}"
+
+    def extent_files(self) -> dict[int, Path]:
+        """Every extent file by its number."""
+        names = [path.name for path in self.extents.iterdir()]
+        return {int(name[:16], 16): self.extents / name for name in names if _EXTENT.fullmatch(name)}
+
+    def version(self) -> tuple[int, int]:
+        """Of the marker: another one means another index."""
+        status = (self.path / MARKER).stat()
+        return status.st_ino, status.st_mtime_ns
+
+    def marker(self) -> Marker | None:
+        """The marker; None when there is none yet.  Raises MarkerDamagedError, FormatError when it is newer."""
+        path = self.path / MARKER
+        try:
+            version = self.version()
+            with path.open("rb") as file:
+                text = file.read(4096)
+        except FileNotFoundError:
+            return None
+        body, _, check = text.rpartition(b"check ")
+        if checksum(body).hex() != check.strip().decode("ascii", "replace"):
+            raise MarkerDamagedError(f"{path} is damaged")
+        first, second, third = body.decode("ascii").splitlines()
+        if int(second.removeprefix("format ")) > FORMAT:
+            raise FormatError(
+                f"{self.path} was written by a newer kvloom ({second}, this one reads {FORMAT}); update kvloom"
+            )
+        name = third.removeprefix("index ")
+        if first != "kvloom disk store" or not _INDEX.fullmatch(name):
+            raise MarkerDamagedError(f"{path} is damaged")
+        return Marker(name, version)
+
+    def new_index(self) -> Path:
+        """An empty index that nobody knows of yet; ``use`` makes it the present one."""
+        path = self.path / f"index-{os.urandom(8).hex()}.sqlite"
+        Index.create(path)
+        return path
+
+    def use(self, index: Path) -> None:
+        """Make an index the present one, in one step that survives a loss of power; the former ones are removed."""
+        self.extents.mkdir(mode=0o700, exist_ok=True)
+        body = f"kvloom disk store\nformat {FORMAT}\nindex {index.name}\n".encode("ascii")
+        made = self.path / f"{MARKER}.{os.urandom(8).hex()}"
+        fd = self._ops.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            os.write(fd, body + b"check " + checksum(body).hex().encode("ascii") + b"\n")
+            self._ops.sync_data(fd)
+        finally:
+            self._ops.close(fd)
+        # The names of the index and of the marker itself have to be there before anybody relies on them.
+        self._ops.sync_directory(self.path)
+        self._ops.replace(made, self.path / MARKER)
+        self._ops.sync_directory(self.path)
+        for name in [path.name for path in self.path.iterdir()]:
+            if name not in {MARKER, LOCK, EXTENTS} and not name.startswith(index.name):
+                with contextlib.suppress(FileNotFoundError):
+                    self._ops.unlink(self.path / name)

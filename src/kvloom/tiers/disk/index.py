@@ -1,0 +1,279 @@
+"""The SQLite index of a store: what is where.  Every row that matters carries a checksum of its content.
+
+A row with another checksum than it should have, or a file that SQLite finds malformed, raises ``IndexCorruptError``;
+the store then makes a new index out of the extents.  Other trouble with the file is an OSError like that of any file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from kvloom.errors import FormatError, StoreError
+from kvloom.tiers.disk.format import FORMAT, PLACE
+from kvloom.types import AnyArray
+
+PARAMETERS = 500
+"""Digests in one query."""
+BUSY_SECONDS = 20.0
+CHANGES_KEPT = 65_536
+
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE extents (id INTEGER PRIMARY KEY, state INTEGER NOT NULL, reserved INTEGER NOT NULL,
+                      used INTEGER NOT NULL, sum INTEGER NOT NULL);
+CREATE TABLE layouts (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, sum INTEGER NOT NULL);
+CREATE TABLE nodes (id INTEGER PRIMARY KEY, layout INTEGER NOT NULL, digest BLOB NOT NULL, parent BLOB NOT NULL,
+                    depth INTEGER NOT NULL, tokens BLOB NOT NULL, objects BLOB NOT NULL, home INTEGER NOT NULL,
+                    sum INTEGER NOT NULL, UNIQUE (layout, digest));
+CREATE TABLE boundaries (node INTEGER PRIMARY KEY, needs BLOB NOT NULL, touched INTEGER NOT NULL, hits INTEGER NOT NULL,
+                         home INTEGER NOT NULL, sum INTEGER NOT NULL);
+CREATE TABLE changes (seq INTEGER PRIMARY KEY AUTOINCREMENT, what INTEGER NOT NULL, layout BLOB NOT NULL,
+                      digest BLOB NOT NULL);
+CREATE TABLE quarantine (extent INTEGER NOT NULL, offset INTEGER NOT NULL, reason TEXT NOT NULL, node BLOB NOT NULL,
+                         grp INTEGER NOT NULL, col INTEGER NOT NULL, PRIMARY KEY (extent, offset)) WITHOUT ROWID;
+"""
+
+OPEN, SEALED, DYING = 0, 1, 2
+"""States of an extent: it may grow, it does not, its file is about to go."""
+
+
+class IndexCorruptError(StoreError):
+    """The index holds something that was never put there."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A node as the index has it.  ``objects`` is ``PLACE[n]``; ``home``: the extent whose manifest has the node."""
+
+    layout: int
+    digest: bytes
+    parent: bytes
+    depth: int
+    tokens: bytes
+    objects: AnyArray
+    home: int
+    id: int = -1
+
+    def sum(self) -> int:
+        """Checksum of everything but the row's number."""
+        parts = (self.digest, self.parent, self.tokens, self.objects.tobytes())
+        return row_sum(self.layout, self.depth, self.home, *parts)
+
+
+def row_sum(*parts: int | bytes) -> int:
+    """A checksum over numbers and bytes, as SQLite's signed integers hold it."""
+    state = xxhash.xxh3_64()
+    for part in parts:
+        data = part.to_bytes(8, "little", signed=True) if isinstance(part, int) else part
+        state.update(len(data).to_bytes(8, "little"))
+        state.update(data)
+    return state.intdigest() - (1 << 63)
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """SQLite's errors as ours: corruption, or trouble with the file."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}:
+            raise IndexCorruptError(f"the index is damaged: {error}") from error
+        if code in {0, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_CONSTRAINT}:
+            # A table, column or value that cannot be missing is: the schema page was damaged.
+            raise IndexCorruptError(f"the index is not what it was made as: {error}") from error
+        number = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS}.get(code, errno.EIO)
+        raise OSError(number, f"SQLite: {error}") from error
+
+
+class Index:
+    """One open index.  Thread-safe: one connection for reading and one for writing, each behind a lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with translated():
+            self._reader, self._writer = self._connect(), self._connect()
+        self._reading, self._writing = threading.RLock(), threading.RLock()
+
+    def _connect(self) -> sqlite3.Connection:
+        # mode=rw: an index that is gone must not come back empty without being noticed.
+        uri = f"{self.path.absolute().as_uri()}?mode=rw"
+        made = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        try:
+            _settings(made)
+            found = made.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+        except BaseException:
+            made.close()
+            raise
+        if found is None or not 1 <= found[0] <= FORMAT:
+            made.close()
+            raise FormatError(f"{self.path}: an index of format {found}, this kvloom reads {FORMAT}")
+        return made
+
+    @staticmethod
+    def create(path: Path) -> None:
+        """Make an empty index; everything is on the medium afterwards but its name."""
+        with translated(), contextlib.closing(sqlite3.connect(path, isolation_level=None)) as made:
+            made.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            _settings(made)
+            made.executescript(f"BEGIN; {SCHEMA} COMMIT;")
+            made.execute("INSERT INTO meta VALUES ('format', ?), ('clock', 0), ('published', 0)", (FORMAT,))
+        path.chmod(0o600)
+
+    def close(self) -> None:
+        """Close both connections."""
+        with self._reading, self._writing:
+            self._reader.close()
+            self._writer.close()
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[sqlite3.Connection]:
+        """One consistent view."""
+        with self._reading, translated():
+            self._reader.execute("BEGIN")
+            try:
+                yield self._reader
+            finally:
+                self._reader.execute("ROLLBACK")
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, durable when it ends without an exception and undone otherwise."""
+        with self._writing, translated():
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._writer
+                self._writer.execute("COMMIT")
+            except BaseException:
+                if self._writer.in_transaction:
+                    self._writer.execute("ROLLBACK")
+                raise
+
+    def checkpoint(self) -> None:
+        """Move the log into the main file and cut it, as far as readers allow."""
+        with self._writing, translated():
+            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def bytes(self) -> int:
+        """Bytes of the index and its log on disk, at this moment."""
+        return sum(_size(self.path.with_name(self.path.name + end)) for end in ("", "-wal", "-shm"))
+
+
+def _settings(made: sqlite3.Connection) -> None:
+    for pragma in (
+        f"busy_timeout = {int(BUSY_SECONDS * 1000)}",
+        "journal_mode = WAL",
+        "synchronous = FULL",
+        "wal_autocheckpoint = 128",
+        "journal_size_limit = 524288",
+        "trusted_schema = OFF",
+        "cell_size_check = ON",
+        "mmap_size = 0",
+        "cache_size = -8192",
+        "temp_store = MEMORY",
+    ):
+        made.execute(f"PRAGMA {pragma}")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+def meta(db: sqlite3.Connection, key: str) -> int:
+    """A number of the store as a whole; 0 when it was never set."""
+    row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def set_meta(db: sqlite3.Connection, key: str, value: int) -> None:
+    """Set such a number."""
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+
+def layout_id(db: sqlite3.Connection, digest: bytes, *, make: bool = False) -> int | None:
+    """The number of a layout; None when nothing of it was ever stored."""
+    row = db.execute("SELECT id, sum FROM layouts WHERE digest = ?", (digest,)).fetchone()
+    if row is None:
+        if not make:
+            return None
+        number = int(db.execute("SELECT coalesce(max(id), 0) + 1 FROM layouts").fetchone()[0])
+        db.execute("INSERT INTO layouts VALUES (?, ?, ?)", (number, digest, row_sum(number, digest)))
+        return number
+    if row[1] != row_sum(row[0], digest):
+        raise IndexCorruptError("a layout of the index is damaged")
+    return int(row[0])
+
+
+def layouts(db: sqlite3.Connection) -> dict[int, bytes]:
+    """Every layout by number."""
+    found = {}
+    for number, digest, check in db.execute("SELECT id, digest, sum FROM layouts"):
+        if check != row_sum(number, digest):
+            raise IndexCorruptError("a layout of the index is damaged")
+        found[number] = digest
+    return found
+
+
+_NODE_COLUMNS = "id, layout, digest, parent, depth, tokens, objects, home, sum"
+
+
+def node_of(row: tuple[int, int, bytes, bytes, int, bytes, bytes, int, int]) -> NodeRow:
+    """A checked row of ``nodes``."""
+    try:
+        node = NodeRow(row[1], row[2], row[3], row[4], row[5], np.frombuffer(row[6], PLACE), row[7], row[0])
+        good = node.sum() == row[8]
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        good = False
+    if not good:
+        raise IndexCorruptError("a node of the index is damaged")
+    return node
+
+
+def nodes(db: sqlite3.Connection, layout: int, digests: Iterable[bytes]) -> dict[bytes, NodeRow]:
+    """The known ones of some nodes."""
+    asked, found = list(digests), {}
+    for begin in range(0, len(asked), PARAMETERS):
+        part = asked[begin : begin + PARAMETERS]
+        marks = ",".join("?" * len(part))
+        query = f"SELECT {_NODE_COLUMNS} FROM nodes WHERE layout = ? AND digest IN ({marks})"  # noqa: S608
+        for row in db.execute(query, (layout, *part)):
+            node = node_of(row)
+            found[node.digest] = node
+    return found
+
+
+def every_node(db: sqlite3.Connection, after: int = -1, limit: int = -1) -> list[NodeRow]:
+    """Nodes by number, beginning after ``after``."""
+    query = f"SELECT {_NODE_COLUMNS} FROM nodes WHERE id > ? ORDER BY id LIMIT ?"  # noqa: S608
+    return [node_of(row) for row in db.execute(query, (after, limit))]
+
+
+def put_node(db: sqlite3.Connection, node: NodeRow) -> int:
+    """Write a node, a new one (``id`` -1) or over what is there; returns its number."""
+    values = (node.layout, node.digest, node.parent, node.depth, node.tokens, node.objects.tobytes(), node.home)
+    if node.id < 0:
+        made = db.execute(
+            "INSERT INTO nodes (layout, digest, parent, depth, tokens, objects, home, sum) VALUES (?,?,?,?,?,?,?,?)",
+            (*values, node.sum()),
+        )
+        assert made.lastrowid is not None
+        return made.lastrowid
+    db.execute("UPDATE nodes SET objects = ?, home = ?, sum = ? WHERE id = ?", (*values[5:], node.sum(), node.id))
+    return node.id
+
+
+def with_objects(node: NodeRow, objects: AnyArray) -> NodeRow:
+    """The node with another list of objects."""
+    return replace(node, objects=objects)
