@@ -48,6 +48,7 @@ class Directory:
         self._ops = ops
         self._claim(create=create)
         self.extents = self.path / EXTENTS
+        self.extents.mkdir(mode=0o700, exist_ok=True)
 
     def _claim(self, *, create: bool) -> None:
         if create:
@@ -99,18 +100,20 @@ class Directory:
 
     def version(self) -> tuple[int, int]:
         """Of the marker: another one means another index."""
-        status = (self.path / MARKER).stat()
+        try:
+            status = (self.path / MARKER).stat()
+        except FileNotFoundError:
+            raise MarkerDamagedError(f"{self.path / MARKER} is gone") from None
         return status.st_ino, status.st_mtime_ns
 
     def marker(self) -> Marker | None:
         """The marker; None when there is none yet.  Raises MarkerDamagedError, FormatError when it is newer."""
         path = self.path / MARKER
-        try:
-            version = self.version()
-            with path.open("rb") as file:
-                text = file.read(4096)
-        except FileNotFoundError:
+        if not path.exists():
             return None
+        version = self.version()
+        with path.open("rb") as file:
+            text = file.read(4096)
         body, _, check = text.rpartition(b"check ")
         if checksum(body).hex() != check.strip().decode("ascii", "replace"):
             raise MarkerDamagedError(f"{path} is damaged")
@@ -130,9 +133,15 @@ class Directory:
         Index.create(path)
         return path
 
+    def remove_indexes(self) -> None:
+        """Remove every index, and markers that were never finished."""
+        for name in [path.name for path in self.path.iterdir()]:
+            if name not in {MARKER, LOCK, EXTENTS} and _OURS.fullmatch(name):
+                with contextlib.suppress(FileNotFoundError):
+                    self._ops.unlink(self.path / name)
+
     def use(self, index: Path) -> None:
-        """Make an index the present one, in one step that survives a loss of power; the former ones are removed."""
-        self.extents.mkdir(mode=0o700, exist_ok=True)
+        """Make an index the present one, in one step that survives a loss of power."""
         body = f"kvloom disk store\nformat {FORMAT}\nindex {index.name}\n".encode("ascii")
         made = self.path / f"{MARKER}.{os.urandom(8).hex()}"
         fd = self._ops.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -145,7 +154,3 @@ class Directory:
         self._ops.sync_directory(self.path)
         self._ops.replace(made, self.path / MARKER)
         self._ops.sync_directory(self.path)
-        for name in [path.name for path in self.path.iterdir()]:
-            if name not in {MARKER, LOCK, EXTENTS} and not name.startswith(index.name):
-                with contextlib.suppress(FileNotFoundError):
-                    self._ops.unlink(self.path / name)

@@ -9,9 +9,11 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from kvloom.tiers.disk.directory import Directory
 from kvloom.tiers.disk.files import DIRECT, PIN_BYTE, WRITER_BYTE, FileOps, aligned
-from kvloom.tiers.disk.format import PAGE, extent_page
+from kvloom.tiers.disk.format import PAGE, TYPE_EXTENT, first_page
 from kvloom.tiers.disk.index import OPEN, IndexCorruptError, row_sum
 
 
@@ -78,10 +80,10 @@ def create_extent(directory: Directory, ops: FileOps, reserved: int) -> OpenExte
         ops.close(fd)
 
 
-def begin_extent(directory: Directory, ops: FileOps, extent: OpenExtent) -> None:
+def begin_extent(directory: Directory, ops: FileOps, extent: OpenExtent, cap: int) -> None:
     """Write the first page and make the file's name lasting.  Raises OSError."""
     page = aligned(PAGE)
-    page[:] = bytearray(extent_page(extent.id))
+    page[:] = np.frombuffer(first_page(TYPE_EXTENT, extent=extent.id, reserved=extent.reserved, cap=cap), np.uint8)
     ops.write(extent.fd, page.data, 0)
     ops.sync_directory(directory.extents)
 

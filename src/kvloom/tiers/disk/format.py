@@ -27,7 +27,7 @@ MAX_PAYLOAD = 1 << 30
 MAX_MANIFEST = 1 << 28
 MAX_NODE_TOKENS = 1 << 20
 
-TYPE_EXTENT, TYPE_RUN, TYPE_OBJECT, TYPE_END = 1, 2, 3, 4
+TYPE_EXTENT, TYPE_RUN, TYPE_OBJECT, TYPE_ARCHIVE, TYPE_END = 1, 2, 3, 4, 5
 
 RECORD = np.dtype(
     {
@@ -100,16 +100,16 @@ def parse_header(data: bytes | memoryview, where: str) -> AnyArray:
         raise FormatError(f"{where}: the header has another checksum than it says")
     if int(row["version"]) > FORMAT:
         raise FormatError(f"{where}: written by a newer kvloom (format {row['version']}, this one reads {FORMAT})")
-    limit = MAX_MANIFEST if int(row["type"]) == TYPE_RUN else MAX_PAYLOAD
-    if int(row["header"]) != HEADER or int(row["length"]) > limit:
+    limit = {TYPE_RUN: MAX_MANIFEST, TYPE_OBJECT: MAX_PAYLOAD}.get(int(row["type"]))
+    if int(row["header"]) != HEADER or (limit is not None and int(row["length"]) > limit):
         raise FormatError(f"{where}: a record of impossible size")
     return row
 
 
-def extent_page(extent: int) -> bytes:
-    """The first page of an extent."""
-    made = headers(1, TYPE_EXTENT)
-    made["extent"] = extent
+def first_page(record_type: int, *, extent: int = 0, reserved: int = 0, cap: int = 0) -> bytes:
+    """The first page of an extent or archive."""
+    made = headers(1, record_type)
+    made["extent"], made["offset"], made["length"] = extent, reserved, cap
     made["payload"] = np.frombuffer(checksum(b""), np.uint8)
     return seal(made).tobytes().ljust(PAGE, b"\0")
 

@@ -100,6 +100,8 @@ class Index:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if not path.exists():
+            raise IndexCorruptError(f"{path} is gone")
         with translated():
             self._reader, self._writer = self._connect(), self._connect()
         self._reading, self._writing = threading.RLock(), threading.RLock()
@@ -131,7 +133,7 @@ class Index:
 
     def close(self) -> None:
         """Close both connections."""
-        with self._reading, self._writing:
+        with self._reading, self._writing, contextlib.suppress(sqlite3.Error):
             self._reader.close()
             self._writer.close()
 
@@ -162,6 +164,15 @@ class Index:
         """Move the log into the main file and cut it, as far as readers allow."""
         with self._writing, translated():
             self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def units(self) -> int:
+        """How many units there are."""
+        with self.read() as db:
+            return int(db.execute("SELECT count(*) FROM boundaries").fetchone()[0])
+
+    def log_bytes(self) -> int:
+        """Bytes of the log alone."""
+        return _size(self.path.with_name(self.path.name + "-wal"))
 
     def bytes(self) -> int:
         """Bytes of the index and its log on disk, at this moment."""

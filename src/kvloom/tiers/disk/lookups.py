@@ -25,6 +25,8 @@ class What(enum.IntEnum):
     """A unit that ended there was removed."""
     CHANGED = 3
     """Objects of the node are gone: dropped, or quarantined."""
+    CLEARED = 4
+    """Everything of a namespace, whose root is the digest, is gone."""
 
 
 @dataclass(frozen=True, slots=True)

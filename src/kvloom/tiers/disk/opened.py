@@ -38,7 +38,7 @@ class OpenIndex:
             try:
                 with self._directory.guard(exclusive=False):
                     return work(self._present())
-            except (IndexCorruptError, MarkerDamagedError, FileNotFoundError):
+            except (IndexCorruptError, MarkerDamagedError):
                 if last:
                     raise
                 self._replace(version)
@@ -50,7 +50,7 @@ class OpenIndex:
             if self._index is None or version != self._version:
                 marker = self._directory.marker()
                 if marker is None:
-                    raise FileNotFoundError
+                    raise MarkerDamagedError("the marker is gone")
                 fresh = self._index is None
                 if self._index is not None:
                     self._index.close()
@@ -73,6 +73,18 @@ class OpenIndex:
             self._make()
             self.rebuilds += 1
 
+    def renew(self, empty: Callable[[], object]) -> int:
+        """``empty`` the store and begin anew; returns how many units there were, as far as that is known."""
+        try:
+            with self._directory.guard(exclusive=False):
+                units = self._present().units()
+        except (IndexCorruptError, MarkerDamagedError):
+            units = 0
+        with self._directory.guard(exclusive=True):
+            empty()
+            self._make()
+        return units
+
     def create(self) -> None:
         """The first index of a store, unless there is one."""
         with self._directory.guard(exclusive=True):
@@ -84,6 +96,8 @@ class OpenIndex:
                 self.rebuilds += 1
 
     def _make(self) -> None:
+        # First, so that there are never two of them below the cap; a marker that names none is a damaged index.
+        self._directory.remove_indexes()
         path = self._directory.new_index()
         index = Index(path)
         try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvloom.tiers.disk.format import DIGEST, NEED, PLACE, BoundaryInfo, Manifest, NodeInfo
+from kvloom.tiers.disk.format import DIGEST, HEADER, NEED, PLACE, BoundaryInfo, Manifest, NodeInfo
 from kvloom.tiers.disk.index import (
     Index,
     NodeRow,
@@ -24,6 +24,7 @@ from kvloom.tiers.disk.index import (
     with_objects,
 )
 from kvloom.tiers.disk.lookups import What, note
+from kvloom.tiers.disk.reading import padded_lengths
 from kvloom.tiers.disk.runs import Run
 from kvloom.tiers.disk.space import growth
 from kvloom.tiers.disk.values import Need, NewObject, Unit
@@ -44,6 +45,10 @@ class Draft:
     needs: AnyArray
     complete: bool
     known: bool
+    held: int
+    """Bytes of what is stored of the chain already."""
+    now: int
+    """The logical clock."""
 
     @property
     def growth(self) -> int:
@@ -64,7 +69,7 @@ class Draft:
     def run(self) -> Run:
         """What has to be written."""
         infos = [NodeInfo(self.chain[i], self.parent(i), i, self.tokens(i)) for i in self.missing]
-        ends = [BoundaryInfo(self.chain[-1], self.needs)]
+        ends = [BoundaryInfo(self.chain[-1], self.needs, touched=self.now)]
         which = np.array([item.node for item in self.objects], np.int64)
         rows = self.unit.digests[which].reshape(-1, DIGEST)
         return Run.of(self.unit.layout, rows, self.objects, Manifest(infos, ends, len(self.objects), 0))
@@ -102,7 +107,7 @@ def draft(index: Index, unit: Unit) -> Draft:
         stored = {} if number is None else nodes(db, number, chain)
         needs = needs_array(list(unit.needs))
         end = stored.get(chain[-1])
-        row = None
+        row, now = None, meta(db, "clock") + 1
         if end is not None:
             row = db.execute("SELECT needs FROM boundaries WHERE node = ?", (end.id,)).fetchone()
     where, entries = chain_objects(chain, stored)
@@ -120,9 +125,9 @@ def draft(index: Index, unit: Unit) -> Draft:
     table = np.array(sorted(keys), np.int64).reshape(-1, 3)
     complete = satisfied(needs, table[:, 0], table[:, 1], table[:, 2])
     known = complete and not fresh and row is not None and row[0] == needs.tobytes()
-    return Draft(
-        unit, chain, fresh, tuple(i for i, digest in enumerate(chain) if digest not in stored), needs, complete, known
-    )
+    missing = tuple(i for i, digest in enumerate(chain) if digest not in stored)
+    held = int((HEADER + padded_lengths(entries)).sum())
+    return Draft(unit, chain, fresh, missing, needs, complete, known, held, now)
 
 
 def enter(db: sqlite3.Connection, made: Draft, places: AnyArray, extent: int) -> bool:

@@ -77,6 +77,15 @@ def object_headers(layout: bytes, nodes: AnyArray, places: AnyArray) -> AnyArray
     return made
 
 
+def run_header(run: Run, extent: int, start: int) -> AnyArray:
+    """``RECORD[1]`` of a run, sealed."""
+    head = headers(1, TYPE_RUN)
+    head["layout"] = np.frombuffer(run.layout, np.uint8)
+    head["extent"], head["offset"], head["length"] = extent, start, len(run.manifest)
+    head["payload"] = np.frombuffer(checksum(run.manifest), np.uint8)
+    return seal(head)
+
+
 class Staging:
     """Buffers and threads for writing runs, one run at a time.  Not thread-safe: its owner holds a lock."""
 
@@ -97,12 +106,8 @@ class Staging:
         made = object_headers(run.layout, run.nodes, places)
         stream = _Stream(self, fd, start)
         try:
-            head = headers(1, TYPE_RUN)
-            head["layout"] = np.frombuffer(run.layout, np.uint8)
-            head["extent"], head["offset"], head["length"] = extent, start, len(run.manifest)
-            head["payload"] = np.frombuffer(checksum(run.manifest), np.uint8)
             room = stream.room(stored_bytes(len(run.manifest)))
-            room[:HEADER] = seal(head).view(np.uint8)
+            room[:HEADER] = run_header(run, extent, start).view(np.uint8)
             room[HEADER : HEADER + len(run.manifest)] = np.frombuffer(run.manifest, np.uint8)
             for i, item in enumerate(run.objects):
                 size = item.size

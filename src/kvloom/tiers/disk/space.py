@@ -19,6 +19,8 @@ FIXED = 64 * KIB
 """Directories, marker, lock."""
 EXTENT_EXTRA = 16 * KIB
 """What the file system itself may need for a large file."""
+ROW_GROWTH = 12 * KIB
+"""Pages that a row of a node can touch in table, key and log."""
 SLACK_PART = 32
 SLACK_MOST = 16 << 20
 EXTENT_PART = 16
@@ -43,9 +45,19 @@ class Cap:
         return min(max(self.bytes // EXTENT_PART, SMALLEST_EXTENT), LARGEST_EXTENT)
 
     @property
+    def rows_at_once(self) -> int:
+        """Nodes that a transaction which makes room may touch: index and log stay within the slack."""
+        return min(max(self.slack // (2 * ROW_GROWTH), 4), 512)
+
+    @property
+    def headroom(self) -> int:
+        """Left free by whoever publishes, so that an extent can always be copied."""
+        return self.extent + EXTENT_EXTRA
+
+    @property
     def largest_run(self) -> int:
         """Bytes of the largest unit that can be stored at all."""
-        return self.bytes - FIXED - 2 * self.slack - 2 * EXTENT_EXTRA
+        return self.bytes - FIXED - 2 * self.slack - self.headroom - 2 * EXTENT_EXTRA
 
 
 def in_use(db: sqlite3.Connection, index: Index) -> int:
@@ -56,9 +68,9 @@ def in_use(db: sqlite3.Connection, index: Index) -> int:
 
 def growth(nodes: int, row_bytes: int) -> int:
     """What a transaction that writes ``nodes`` rows of ``row_bytes`` in all adds to index and log at most."""
-    return 128 * KIB + nodes * 12 * KIB + 3 * row_bytes
+    return 384 * KIB + nodes * ROW_GROWTH + 3 * row_bytes
 
 
 def fits(db: sqlite3.Connection, index: Index, cap: Cap, more: int) -> bool:
-    """Whether ``more`` bytes may be taken, leaving the slack alone."""
+    """Whether ``more`` bytes may be taken, leaving the slack alone; for good within a writing transaction."""
     return in_use(db, index) + more + cap.slack <= cap.bytes

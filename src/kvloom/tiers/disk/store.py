@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,16 +16,23 @@ import numpy as np
 import numpy.typing as npt
 
 from kvloom.errors import InputError, StoreError
-from kvloom.tiers.disk import lookups, publishing
+from kvloom.tiers.disk import lookups
+from kvloom.tiers.disk.activity import Activity, activity
+from kvloom.tiers.disk.archive import Exported, export, stored_chain, units
+from kvloom.tiers.disk.checking import Contents, Progress, Verified, check_index, contents, count_results, in_parts
 from kvloom.tiers.disk.directory import Directory
-from kvloom.tiers.disk.extents import Pins, extent_rows, put_extent
+from kvloom.tiers.disk.extents import Pins
 from kvloom.tiers.disk.files import FileOps
 from kvloom.tiers.disk.health import Health
-from kvloom.tiers.disk.index import OPEN, Index, meta, set_meta
+from kvloom.tiers.disk.index import Index, meta, set_meta
 from kvloom.tiers.disk.lookups import Batch, Changes
 from kvloom.tiers.disk.opened import OpenIndex
+from kvloom.tiers.disk.publisher import Publisher, capacity
 from kvloom.tiers.disk.reading import THREADS, Deliver, Reader
-from kvloom.tiers.disk.space import MINIMUM, Cap, fits
+from kvloom.tiers.disk.reads import Reads
+from kvloom.tiers.disk.rebuild import Rebuilt, rebuild
+from kvloom.tiers.disk.space import MINIMUM
+from kvloom.tiers.disk.sweeping import Swept
 from kvloom.tiers.disk.values import (
     Digests,
     Found,
@@ -36,8 +45,7 @@ from kvloom.tiers.disk.values import (
     check_layout,
     no_places,
 )
-from kvloom.tiers.disk.writer import NoRoomError, Writer
-from kvloom.types import AnyArray, IntArray
+from kvloom.types import IntArray
 
 
 class DiskStore:
@@ -50,10 +58,13 @@ class DiskStore:
         """Use ``open``."""
         self._directory, self._ops = directory, ops
         self._writes, self._reads = Health(clock), Health(clock)
-        self._publishing = threading.RLock()
-        self._writer = Writer(directory, ops)
         self._reader = Reader(Pins(directory, ops), ops, threads)
-        self._index = OpenIndex(directory, self._rebuild, self._writer.forget)
+        self._publisher = Publisher(directory, ops, self._reader, self._writes)
+        self._reading = Reads(self._reader)
+        self._index = OpenIndex(directory, self._rebuild, self._publisher.writer.forget)
+        self._capacity: int | None = None
+        self.rebuilt: Rebuilt | None = None
+        """What this handle made a new index of, when it found the old one damaged; None when it did not."""
 
     @classmethod
     def open(
@@ -84,21 +95,24 @@ class DiskStore:
         try:
             place = Directory(Path(directory), ops, create=create)
             made = cls(place, ops, clock, threads)
+            made._capacity = capacity_bytes
             made._index.create()
-            made._index.run(lambda index: made._set_capacity(index, capacity_bytes))
+            made._index.run(made._settle)
         except OSError as error:
             raise StoreError(f"{directory} cannot be used as a store: {error}") from error
         return made
 
-    @staticmethod
-    def _set_capacity(index: Index, asked: int | None) -> None:
+    def _settle(self, index: Index) -> None:
         with index.read() as db:
             have = meta(db, "capacity")
+        asked = self._capacity
         if asked is None and not have:
             raise InputError("the store has no cap yet; name one")
-        if asked is not None and asked != have:
+        self._capacity = asked or have
+        if asked not in {None, have}:
             with index.write() as db:
-                set_meta(db, "capacity", asked)
+                set_meta(db, "capacity", self._capacity)
+        self._publisher.sweeper.collect(index)
 
     def __enter__(self) -> Self:
         return self
@@ -110,12 +124,7 @@ class DiskStore:
 
     def close(self) -> None:
         """Give everything back.  What was published stays."""
-        with self._publishing:
-            try:
-                self._index.run(self._writer.release)
-            except (OSError, StoreError):
-                self._writer.forget()
-            self._writer.close()
+        self._publisher.close(self._index)
         self._reader.close()
         self._index.close()
 
@@ -127,60 +136,13 @@ class DiskStore:
         Blocks for as long as the disk takes; units of one handle are stored one after the other.  Thread-safe.  Raises
         only what a ``Fill`` raises.
         """
-        if not self._writes.ready():
-            return Published(Outcome.UNAVAILABLE, reason=self._writes.reason)
-        with self._publishing:
-            try:
-                done = self._publish(unit)
-            except NoRoomError:
-                return Published(Outcome.NO_ROOM)
-            except (OSError, StoreError) as error:
-                self._failed(str(error))
-                return Published(Outcome.UNAVAILABLE, reason=str(error))
-        self._writes.worked()
-        return done
+        return self._publisher.publish(self._index, unit)
 
-    def _failed(self, reason: str) -> None:
-        self._writes.failed(reason)
-        # After a failed write or sync nobody knows what is in the file: it gets no more.
-        try:
-            self._index.run(self._writer.release)
-        except (OSError, StoreError):
-            self._writer.forget()
-
-    def _publish(self, unit: Unit) -> Published:
-        made = self._index.run(lambda index: publishing.draft(index, unit))
-        if not made.complete:
-            return Published(Outcome.INCOMPLETE)
-        if made.known:
-            return Published(Outcome.KNOWN)
-        run = made.run()
-        self._index.run(lambda index: self._room(index, run.size, made.growth))
-        places = self._writer.append(run)
-        return self._index.run(lambda index: self._enter(index, made, places, run.size))
-
-    def _room(self, index: Index, size: int, growth: int) -> None:
-        self._writer.claim(index, self._cap(index), size)
-
-    def _enter(self, index: Index, made: publishing.Draft, places: AnyArray, size: int) -> Published:
-        extent = self._writer.extent
-        if extent is None:
-            raise StoreError("the index was made anew while the unit was written")
-        try:
-            with index.write() as db:
-                if not fits(db, index, Cap(meta(db, "capacity")), made.growth):
-                    raise NoRoomError
-                row = extent_rows(db).get(extent.id)
-                if row is None or row.state != OPEN:
-                    raise StoreError("the extent was taken away while the unit was written")
-                before, extent.used = extent.used, extent.end
-                if not publishing.enter(db, made, places, extent.id):
-                    raise _IncompleteError
-                put_extent(db, extent.row())
-        except _IncompleteError:
-            extent.used = before
-            return Published(Outcome.INCOMPLETE)
-        return Published(Outcome.PUBLISHED, len(made.objects), size)
+    def touch(self, layout: bytes, digest: bytes) -> None:
+        """The unit that ends at a node was used: it is worth keeping.  It is entered later.  Thread-safe."""
+        if self._publisher.heat.note(layout, digest) and self._writes.ready():
+            with contextlib.suppress(OSError, StoreError):
+                self._index.run(self._publisher.flush)
 
     # Finding
 
@@ -204,7 +166,7 @@ class DiskStore:
                 self._reads.failed(str(error))
             else:
                 self._reads.worked()
-                return found
+                return replace(found, places=self._reading.visible(found.places))
         return Found(nothing, nothing.copy(), no_places(layout))
 
     def catalogue(self) -> Iterator[Batch]:
@@ -251,17 +213,81 @@ class DiskStore:
         ``stop`` is asked before every piece; what was not read then is ``STOPPED``.  No object is delivered after the
         call ended.  Thread-safe.
         """
-        return self._reader.read(places, deliver, stop)
+        return self._reading.read(self._index, places, deliver, stop)
+
+    # Keeping house
+
+    def gc(self) -> Swept:
+        """Collect what crashed writers left, drop what no unit needs, and copy extents together that are mostly waste.
+
+        It also happens by itself whenever room is needed.  Raises StoreError, OSError.
+        """
+        with self._publisher.lock:
+            self._index.run(self._publisher.writer.release)
+            self._index.run(lambda index: self._publisher.sweeper.gc(index, capacity(index)))
+            self._index.run(Index.checkpoint)
+            return replace(self._publisher.sweeper.done)
+
+    def clear(self, layout: bytes | None = None, root: bytes | None = None) -> int:
+        """Remove everything, or all of one namespace of one layout; returns how many units.
+
+        Their bytes are gone from the disk afterwards, but for those in an extent that another process still appends to.
+        Raises StoreError, OSError.
+        """
+        with self._publisher.lock:
+            if layout is None or root is None:
+                return self._index.renew(self._remove_extents)
+            self._index.run(self._publisher.writer.release)
+            return self._index.run(lambda index: self._publisher.clear(index, layout, root))
+
+    def verify(self, progress: Progress = lambda _done, _all: None) -> Verified:
+        """Read and check everything; what is damaged is quarantined.  Raises StoreError, OSError."""
+        done = Verified()
+        before = self._index.rebuilds
+        total = self.contents().payload
+        for batch in self.catalogue():
+            for part in in_parts(batch.places):
+                result = self._reading.read(self._index, part, lambda _i, _data: None, lambda: False)
+                count_results(done, part, result.results)
+                progress(done.bytes, total)
+        self._index.run(lambda index: check_index(index, self._directory, done))
+        if self._index.rebuilds > before:
+            done.problems.append("the index was damaged; a new one was made from the extents")
+        return done
+
+    def contents(self) -> Contents:
+        """What is stored, for all who use the directory; reads the whole index.  Raises StoreError, OSError."""
+        return self._index.run(lambda index: contents(index, self._directory))
+
+    def activity(self) -> Activity:
+        """What this handle has done.  Thread-safe; asks nothing of the disk."""
+        return activity(self._publisher, self._reading, self._index, self._writes, self._reads)
+
+    def export_archive(self, path: str | Path) -> Exported:
+        """Write everything to a new file.  Raises StoreError when it exists, OSError."""
+
+        def read(places: Places, deliver: Deliver) -> npt.NDArray[np.uint8]:
+            return self._reading.read(self._index, places, deliver, lambda: False).results
+
+        return self._index.run(lambda index: export(index, Path(path), read))
+
+    def import_archive(self, path: str | Path) -> Counter[Outcome]:
+        """Publish every unit of an archive; returns how many ended how.
+
+        What is in the archive must be right, as nobody can tell: take archives only from those you trust.  That it is
+        well-formed is checked.  Raises FormatError where it is not, and then units before that place are there.
+        """
+        done: Counter[Outcome] = Counter()
+        for unit in units(Path(path), lambda layout, at: self._index.run(lambda i: stored_chain(i, layout, at))):
+            done[self.publish(unit).outcome] += 1
+        return done
 
     # Inside
 
-    def _cap(self, index: Index) -> Cap:
-        with index.read() as db:
-            return Cap(meta(db, "capacity"))
+    def _remove_extents(self) -> None:
+        for path in self._directory.extent_files().values():
+            self._ops.unlink(path)
+        self._ops.sync_directory(self._directory.extents)
 
     def _rebuild(self, index: Index) -> None:
-        """Nothing yet."""
-
-
-class _IncompleteError(Exception):
-    """Takes a transaction back."""
+        self.rebuilt = rebuild(index, self._directory, self._ops, self._capacity)

@@ -27,16 +27,23 @@ class Writer:
         self.extent: OpenExtent | None = None
         self.bytes_written = 0
 
-    def claim(self, index: Index, cap: Cap, size: int) -> None:
-        """Have an extent with ``size`` bytes left.  Raises NoRoomError when the cap forbids it, OSError."""
-        if self.extent is not None and self.extent.left >= size:
+    def has(self, size: int) -> bool:
+        """Whether the present extent takes ``size`` bytes more."""
+        return self.extent is not None and self.extent.left >= size
+
+    def claim(self, index: Index, cap: Cap, size: int, *, headroom: int) -> None:
+        """Have an extent with ``size`` bytes left, and beside it ``headroom`` under the cap.
+
+        Raises NoRoomError when the cap forbids it, OSError.
+        """
+        if self.has(size):
             return
         self.release(index)
         made = create_extent(self._directory, self._ops, 0)
         try:
             for reserved in (max(cap.extent, size + PAGE), size + PAGE):
                 with index.write() as db:
-                    if fits(db, index, cap, reserved + EXTENT_EXTRA):
+                    if fits(db, index, cap, reserved + EXTENT_EXTRA + headroom):
                         made.reserved = reserved
                         put_extent(db, made.row())
                         break
@@ -49,7 +56,7 @@ class Writer:
             raise
         # From here on the file is in the index: if its first page fails, release() gives it back.
         self.extent = made
-        begin_extent(self._directory, self._ops, made)
+        begin_extent(self._directory, self._ops, made, cap.bytes)
 
     def append(self, run: Run) -> AnyArray:
         """Write a run into the claimed extent and sync it; returns its ``PLACE[objects]``.  Raises OSError."""
