@@ -34,6 +34,8 @@ class Marker:
     """What the marker says, and which file said it (inode and change time)."""
 
     index: str
+    cap: int
+    """The cap when this index was made, for the next one; 0: none yet."""
     version: tuple[int, int]
 
 
@@ -117,7 +119,7 @@ class Directory:
         body, _, check = text.rpartition(b"check ")
         if checksum(body).hex() != check.strip().decode("ascii", "replace"):
             raise MarkerDamagedError(f"{path} is damaged")
-        first, second, third = body.decode("ascii").splitlines()
+        first, second, third, fourth = body.decode("ascii").splitlines()
         if int(second.removeprefix("format ")) > FORMAT:
             raise FormatError(
                 f"{self.path} was written by a newer kvloom ({second}, this one reads {FORMAT}); update kvloom"
@@ -125,7 +127,14 @@ class Directory:
         name = third.removeprefix("index ")
         if first != "kvloom disk store" or not _INDEX.fullmatch(name):
             raise MarkerDamagedError(f"{path} is damaged")
-        return Marker(name, version)
+        return Marker(name, int(fourth.removeprefix("cap ")), version)
+
+    def known_cap(self) -> int | None:
+        """The cap that the marker knows of."""
+        with contextlib.suppress(MarkerDamagedError):
+            marker = self.marker()
+            return (marker.cap or None) if marker is not None else None
+        return None
 
     def new_index(self) -> Path:
         """An empty index that nobody knows of yet; ``use`` makes it the present one."""
@@ -140,9 +149,9 @@ class Directory:
                 with contextlib.suppress(FileNotFoundError):
                     self._ops.unlink(self.path / name)
 
-    def use(self, index: Path) -> None:
+    def use(self, index: Path, cap: int) -> None:
         """Make an index the present one, in one step that survives a loss of power."""
-        body = f"kvloom disk store\nformat {FORMAT}\nindex {index.name}\n".encode("ascii")
+        body = f"kvloom disk store\nformat {FORMAT}\nindex {index.name}\ncap {cap}\n".encode("ascii")
         made = self.path / f"{MARKER}.{os.urandom(8).hex()}"
         fd = self._ops.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kvloom.tiers.disk.directory import Directory, MarkerDamagedError
-from kvloom.tiers.disk.index import Index, IndexCorruptError
+from kvloom.tiers.disk.index import Index, IndexCorruptError, meta
 
 T = TypeVar("T")
 
@@ -81,6 +81,8 @@ class OpenIndex:
         except (IndexCorruptError, MarkerDamagedError):
             units = 0
         with self._directory.guard(exclusive=True):
+            # The index first: whoever is killed in between leaves whole units or none, and nothing that points nowhere.
+            self._directory.remove_indexes()
             empty()
             self._make()
         return units
@@ -102,9 +104,11 @@ class OpenIndex:
         index = Index(path)
         try:
             self._rebuild(index)
+            with index.read() as db:
+                cap = meta(db, "capacity")
         finally:
             index.close()
-        self._directory.use(path)
+        self._directory.use(path, cap)
 
     def name(self) -> str:
         """Names the present index, so that numbers of one are not taken for numbers of another."""

@@ -290,4 +290,5 @@ class DiskStore:
         self._ops.sync_directory(self._directory.extents)
 
     def _rebuild(self, index: Index) -> None:
-        self.rebuilt = rebuild(index, self._directory, self._ops, self._capacity)
+        cap = self._capacity or self._directory.known_cap()
+        self.rebuilt = rebuild(index, self._directory, self._ops, cap)
