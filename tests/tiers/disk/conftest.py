@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-MEMORY = Path("/dev/shm")  # noqa: S108
+MEMORY = Path("/dev/shm")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ CHANGING = ("open", "write", "sync_data", "sync_directory", "truncate", "unlink"
 class CountingOps(FileOps):
     """Asks ``before`` with the number and name of every operation that changes something; it may raise or kill.
 
-    A write asks in addition after its first page, as ``torn``; every operation asks again when it is done, as ``after``.
+    A write asks in addition after its first page (``torn``); every operation asks again when it is done (``after``).
     """
 
     def __init__(self, before: Callable[[int, str], None] = lambda _n, _what: None) -> None:
@@ -129,7 +129,7 @@ def statements(before: Callable[[str], None]) -> Iterator[None]:
         def execute(self, sql: str, *parameters: object) -> sqlite3.Cursor:  # type: ignore[override]
             if not sql.startswith(words):
                 return super().execute(sql, *parameters)  # type: ignore[arg-type]
-            what = sql.split(" ")[0].lower()
+            what = sql.split(" ", 1)[0].lower()
             before(what)
             done = super().execute(sql, *parameters)  # type: ignore[arg-type]
             before(f"after {what}")

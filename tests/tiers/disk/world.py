@@ -91,28 +91,30 @@ def read_all(store: DiskStore, places: Places) -> tuple[list[bytes | None], npt.
     return got, store.read_each(places, deliver).results
 
 
-def wrong_bytes(store: DiskStore, places: Places) -> int:
+def wrong(places: Places, got: list[bytes | None], results: npt.NDArray[np.uint8]) -> int:
     """Objects that were delivered and are not what they must be: never more than 0."""
-    got, results = read_all(store, places)
-    wrong = 0
+    count = 0
     for i, data in enumerate(got):
         entry = places.entries[i]
+        assert (data is not None) == (results[i] == Result.OK)
         if data is not None:
             right = payload(places.digests[i].tobytes(), int(entry["group"]), int(entry["column"]), len(data))
-            wrong += data != right.tobytes()
-            assert results[i] == Result.OK
-        else:
-            assert results[i] != Result.OK
-    return wrong
+            count += data != right.tobytes()
+    return count
+
+
+def wrong_bytes(store: DiskStore, places: Places) -> int:
+    """The same of a read."""
+    return wrong(places, *read_all(store, places))
 
 
 def hit(store: DiskStore, world: World, unit: Unit) -> bool:
     """Whether the whole unit is found and read; asserts that nothing wrong was delivered."""
     found = store.lookup(unit.layout, unit.digests)
-    assert wrong_bytes(store, found.places) == 0
+    got, results = read_all(store, found.places)
+    assert wrong(found.places, got, results) == 0
     if not found.boundary[-1] or not found.known.all():
         return False
-    results = read_all(store, found.places)[1]
     entries = found.places.entries
     there = {
         (int(row), int(entry["group"]), int(entry["column"]))

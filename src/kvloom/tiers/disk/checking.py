@@ -10,7 +10,7 @@ import numpy as np
 from kvloom.tiers.disk.directory import Directory
 from kvloom.tiers.disk.extents import extent_rows
 from kvloom.tiers.disk.format import stored_bytes
-from kvloom.tiers.disk.index import Index, layouts, meta
+from kvloom.tiers.disk.index import Index, IndexCorruptError, layouts, meta
 from kvloom.tiers.disk.marks import live_bytes, mark, snapshot
 from kvloom.tiers.disk.rebuild import complete
 from kvloom.tiers.disk.space import in_use
@@ -100,7 +100,7 @@ def check_index(index: Index, directory: Directory, done: Verified) -> None:
     with index.read() as db:
         for (line,) in db.execute("PRAGMA quick_check").fetchall():
             if line != "ok":
-                done.problems.append(f"index: {line}")
+                raise IndexCorruptError(f"the index is damaged: {line}")
         rows, cap = extent_rows(db), meta(db, "capacity")
     snap = snapshot(index)
     ends = snap.entries["offset"].astype(np.int64) + [stored_bytes(int(n)) for n in snap.entries["length"]]
