@@ -123,10 +123,15 @@ def _appearing(path: Path) -> Iterator[BinaryIO]:
         yield file
         file.flush()
         os.fsync(fd)
+        parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            os.link(f"/proc/self/fd/{fd}", path, follow_symlinks=True)
+            # Only with a directory's descriptor is the link in /proc followed, as a file without a name needs it.
+            os.link(f"/proc/self/fd/{fd}", path.name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=True)
+            os.fsync(parent)
         except FileExistsError:
             raise StoreError(f"{path} exists already; name a new file") from None
+        finally:
+            os.close(parent)
 
 
 def _write_piece(

@@ -25,11 +25,11 @@ from kvloom.tiers.disk.values import Outcome, Published, Unit
 from kvloom.tiers.disk.writer import NoRoomError, Writer
 from kvloom.types import AnyArray
 
-TRIES = 3
+TRIES = 4
 
 
-class _IncompleteError(Exception):
-    """Takes a transaction back."""
+class _LostError(Exception):
+    """While the unit was written others took the room, or what it builds on; the transaction goes back."""
 
 
 class Publisher:
@@ -70,6 +70,14 @@ class Publisher:
                 self.writer.forget()
 
     def _publish(self, indexes: OpenIndex, unit: Unit) -> Published:
+        for _ in range(TRIES):
+            try:
+                return self._try(indexes, unit)
+            except _LostError:
+                continue
+        return Published(Outcome.INCOMPLETE)
+
+    def _try(self, indexes: OpenIndex, unit: Unit) -> Published:
         made = indexes.run(lambda index: publishing.draft(index, unit))
         if not made.complete:
             return Published(Outcome.INCOMPLETE)
@@ -80,9 +88,8 @@ class Publisher:
         indexes.run(lambda index: self._room(index, made, run.size))
         places = self.writer.append(run)
         done = indexes.run(lambda index: self._enter(index, made, places, run.size))
-        if done.stored:
-            self.units += 1
-            self.bytes_stored += run.size
+        self.units += 1
+        self.bytes_stored += run.size
         return done
 
     def _room(self, index: Index, made: Draft, size: int) -> None:
@@ -109,19 +116,16 @@ class Publisher:
         extent = self.writer.extent
         if extent is None:
             raise StoreError("the index was made anew while the unit was written")
-        try:
-            with index.write() as db:
-                if not fits(db, index, Cap(meta(db, "capacity")), made.growth):
-                    raise NoRoomError
-                row = extent_rows(db).get(extent.id)
-                if row is None or row.state != OPEN:
-                    raise StoreError("the extent was taken away while the unit was written")
-                if not publishing.enter(db, made, places, extent.id):
-                    raise _IncompleteError
-                self.heat.flush(db)
-                put_extent(db, replace(extent.row(), used=extent.end))
-        except _IncompleteError:
-            return Published(Outcome.INCOMPLETE)
+        with index.write() as db:
+            if not fits(db, index, Cap(meta(db, "capacity")), made.growth):
+                raise _LostError
+            row = extent_rows(db).get(extent.id)
+            if row is None or row.state != OPEN:
+                raise StoreError("the extent was taken away while the unit was written")
+            if not publishing.enter(db, made, places, extent.id):
+                raise _LostError
+            self.heat.flush(db)
+            put_extent(db, replace(extent.row(), used=extent.end))
         extent.used = extent.end
         return Published(Outcome.PUBLISHED, len(made.objects), size)
 

@@ -97,6 +97,7 @@ class Sweeper:
         raise StoreError("others publish all the time; clear again")
 
     def _clear(self, index: Index, cap: Cap, layout: int, name: bytes, root: bytes) -> int:
+        rows = self._rows(index)
         snap = snapshot(index)
         mine = np.zeros(len(snap.ids), np.bool_)
         first = [parent == root for parent in snap.above]
@@ -110,7 +111,6 @@ class Sweeper:
         self._drop(index, cap, snap, marks, gone)
         with index.write() as db:
             note(db, What.CLEARED, name, root)
-            rows = extent_rows(db)
         touched = {*snap.entries["extent"][mine[snap.owner]].tolist(), *snap.homes[mine].tolist()}
         for extent in touched & rows.keys():
             if rows[extent].state == SEALED and self._mover.empty(index, cap, snap, marks, gone, extent):
@@ -128,9 +128,9 @@ class Sweeper:
             return fits(db, index, cap, more)
 
     def _shrink(self, index: Index, cap: Cap, more: int | None, keep: Keep | None, part: float) -> None:
+        rows = self._rows(index)
         snap = snapshot(index)
         with index.read() as db:
-            rows = extent_rows(db)
             marks = mark(snap, keep, None if keep is None else layout_id(db, keep.layout))
         gone = 0 if more is None else self._victims(index, cap, snap, marks, rows, more, part)
         self._drop(index, cap, snap, marks, gone)
@@ -149,6 +149,12 @@ class Sweeper:
                         self.done.compacted += 1
                 except NoRoomError:
                     return
+
+    @staticmethod
+    def _rows(index: Index) -> dict[int, ExtentRow]:
+        """The extents, before a snapshot is taken: what is sealed then has nothing that the snapshot does not know."""
+        with index.read() as db:
+            return extent_rows(db)
 
     def _victims(
         self,

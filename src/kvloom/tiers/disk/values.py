@@ -53,9 +53,10 @@ class Result(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """A payload that writes itself: ``write`` is called once with exactly ``size`` writable bytes, 256-byte aligned.
+    """A payload that writes itself: ``write`` is called with exactly ``size`` writable bytes, 256-byte aligned.
 
-    It runs in the thread that publishes, straight into the buffer that goes to the disk.
+    It runs in the thread that publishes, straight into the buffer that goes to the disk; again when others evicted
+    meanwhile what the unit builds on.
     """
 
     size: int
