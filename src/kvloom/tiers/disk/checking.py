@@ -84,6 +84,53 @@ def contents(index: Index, directory: Directory) -> Contents:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class UnitInfo:
+    """A stored unit: the node that it ends at, tokens and nodes of its chain, and when it was last used.
+
+    ``objects`` and ``payload``: of the whole chain, shared ones among them.
+    """
+
+    layout: str
+    root: str
+    digest: str
+    tokens: int
+    nodes: int
+    objects: int
+    payload: int
+    touched: int
+    hits: int
+
+
+def unit_list(index: Index) -> list[UnitInfo]:
+    """Every unit, the one worth most first; reads the whole index."""
+    snap = snapshot(index)
+    with index.read() as db:
+        names = layouts(db)
+    keys = list(snap.rows)
+    sizes = np.bincount(snap.owner, weights=snap.entries["length"], minlength=len(snap.ids)).astype(np.int64)
+    counts = np.diff(snap.starts)
+    total = np.zeros((len(snap.ids), 4), np.int64)
+    first = list(snap.above)
+    for row in np.argsort(snap.depth, kind="stable").tolist():
+        up = int(snap.parents[row])
+        total[row] = (snap.token_bytes[row] // 4, 1, counts[row], sizes[row])
+        if up >= 0:
+            total[row] += total[up]
+            first[row] = first[up]
+    return [
+        UnitInfo(
+            names[keys[b.node][0]].hex(),
+            first[b.node].hex(),
+            keys[b.node][1].hex(),
+            *(int(number) for number in total[b.node]),
+            b.touched,
+            b.hits,
+        )
+        for b in reversed(snap.boundaries)
+    ]
+
+
 def disk_usage(directory: Directory) -> int:
     """Bytes of everything in the directory, as ``du`` counts them."""
     total = 0

@@ -116,6 +116,9 @@ class Index:
         except BaseException:
             made.close()
             raise
+        pages = log_pages(meta(made, "capacity"))
+        made.execute(f"PRAGMA wal_autocheckpoint = {pages}")
+        made.execute(f"PRAGMA journal_size_limit = {pages * 4096}")
         if found is None or not 1 <= found[0] <= FORMAT:
             made.close()
             raise FormatError(f"{self.path}: an index of format {found}, this kvloom reads {FORMAT}")
@@ -179,13 +182,16 @@ class Index:
         return sum(_size(self.path.with_name(self.path.name + end)) for end in ("", "-wal", "-shm"))
 
 
+def log_pages(cap: int) -> int:
+    """Pages of the log before it is moved into the main file: more where the cap leaves room, as moving takes syncs."""
+    return min(max(cap // (256 * 4096), 64), 4096)
+
+
 def _settings(made: sqlite3.Connection) -> None:
     for pragma in (
         f"busy_timeout = {int(BUSY_SECONDS * 1000)}",
         "journal_mode = WAL",
         "synchronous = FULL",
-        "wal_autocheckpoint = 128",
-        "journal_size_limit = 524288",
         "trusted_schema = OFF",
         "cell_size_check = ON",
         "mmap_size = 0",

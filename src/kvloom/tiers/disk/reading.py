@@ -17,16 +17,19 @@ import numpy.typing as npt
 
 from kvloom.tiers.disk.extents import Pins
 from kvloom.tiers.disk.files import FileOps, aligned
-from kvloom.tiers.disk.format import ALIGN, HEADER, PAGE, checksum, padded
+from kvloom.tiers.disk.format import ALIGN, HEADER, PAGE, checksum
 from kvloom.tiers.disk.runs import object_headers
 from kvloom.tiers.disk.values import Places, ReadResult, Result
 from kvloom.types import AnyArray, IntArray
 
-CHUNK = 4 << 20
+CHUNK = 2 << 20
 """Bytes of one read at most, unless a single object is larger."""
+BUFFER = CHUNK + (64 << 10)
+"""So that an object of 2 MiB with its header fits without another buffer."""
+LARGEST_KEPT = 16 << 20
 GAP = 128 << 10
 """Unwanted bytes that are read along rather than making two reads."""
-THREADS = 4
+THREADS = 8
 
 Deliver = Callable[[int, npt.NDArray[np.uint8]], None]
 """Called from the reading threads with an object's number and its verified payload, which is only valid meanwhile."""
@@ -115,7 +118,7 @@ class Reader:
         buffer = self._buffers.get()
         try:
             if len(buffer) < end - begin:
-                buffer = aligned(padded(max(CHUNK, end - begin), PAGE))
+                buffer = aligned(max(BUFFER, end - begin))
             try:
                 count = self._ops.read(fd, buffer[: end - begin].data, begin)
             except OSError as error:
@@ -127,7 +130,7 @@ class Reader:
                 job.reads += 1
             self._check(job, buffer[:count], begin, which)
         finally:
-            self._buffers.put(buffer if len(buffer) <= CHUNK else np.empty(0, np.uint8))
+            self._buffers.put(buffer if len(buffer) <= LARGEST_KEPT else np.empty(0, np.uint8))
 
     def _check(self, job: _Job, data: npt.NDArray[np.uint8], begin: int, which: IntArray) -> None:
         entries = job.places.entries[which]

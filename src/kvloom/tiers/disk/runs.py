@@ -30,6 +30,9 @@ from kvloom.types import AnyArray
 
 CHUNK = 4 << 20
 """Bytes of one write."""
+BUFFER = CHUNK + (64 << 10)
+"""So that an object of 4 MiB with its header fits into what is kept."""
+LARGEST_KEPT = 16 << 20
 BUFFERS = 3
 WRITERS = 2
 
@@ -124,11 +127,11 @@ class Staging:
     def take(self, size: int) -> npt.NDArray[np.uint8]:
         """A buffer of at least ``size`` bytes; waits for one."""
         buffer = self._free.get()
-        return buffer if len(buffer) >= size else aligned(padded(max(size, CHUNK), PAGE))
+        return buffer if len(buffer) >= size else aligned(padded(max(size, BUFFER), PAGE))
 
     def put(self, buffer: npt.NDArray[np.uint8]) -> None:
         """Give a buffer back; larger ones than usual are not kept."""
-        self._free.put(buffer if len(buffer) <= CHUNK else np.empty(0, np.uint8))
+        self._free.put(buffer if len(buffer) <= LARGEST_KEPT else np.empty(0, np.uint8))
 
     def submit(self, fd: int, buffer: npt.NDArray[np.uint8], size: int, offset: int) -> Future[None]:
         """Write the first ``size`` bytes of a buffer and give it back."""
@@ -152,7 +155,7 @@ class _Stream:
     def __init__(self, staging: Staging, fd: int, start: int) -> None:
         self._staging, self._fd = staging, fd
         self._offset, self._filled = start, 0
-        self._buffer: npt.NDArray[np.uint8] | None = staging.take(CHUNK)
+        self._buffer: npt.NDArray[np.uint8] | None = staging.take(BUFFER)
         self._writes: list[Future[None]] = []
 
     def room(self, size: int) -> npt.NDArray[np.uint8]:

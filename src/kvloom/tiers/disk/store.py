@@ -19,7 +19,17 @@ from kvloom.errors import InputError, StoreError
 from kvloom.tiers.disk import lookups
 from kvloom.tiers.disk.activity import Activity, activity
 from kvloom.tiers.disk.archive import Exported, export, stored_chain, units
-from kvloom.tiers.disk.checking import Contents, Progress, Verified, check_index, contents, count_results, in_parts
+from kvloom.tiers.disk.checking import (
+    Contents,
+    Progress,
+    UnitInfo,
+    Verified,
+    check_index,
+    contents,
+    count_results,
+    in_parts,
+    unit_list,
+)
 from kvloom.tiers.disk.directory import Directory
 from kvloom.tiers.disk.extents import Pins
 from kvloom.tiers.disk.files import FileOps
@@ -258,6 +268,10 @@ class DiskStore:
     def contents(self) -> Contents:
         """What is stored, for all who use the directory; reads the whole index.  Raises StoreError, OSError."""
         return self._index.run(lambda index: contents(index, self._directory))
+
+    def units(self) -> list[UnitInfo]:
+        """Every stored unit, the one worth most first; reads the whole index.  Raises StoreError, OSError."""
+        return self._index.run(unit_list)
 
     def activity(self) -> Activity:
         """What this handle has done.  Thread-safe; asks nothing of the disk."""

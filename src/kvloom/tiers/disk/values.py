@@ -180,6 +180,17 @@ class Places:
         """Some of them: indices or a mask."""
         return Places(self.layout, self.digests[which], self.entries[which], self.rows[which])
 
+    @classmethod
+    def join(cls, parts: Sequence[Places]) -> Places:
+        """All of several, which are of one layout, so that one read takes them; ``rows`` stay as they are."""
+        layouts = {part.layout for part in parts}
+        if len(layouts) != 1:
+            raise InputError(f"places of {len(layouts)} layouts cannot be joined; read one layout at a time")
+        digests, entries, rows = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("digests", "entries", "rows")
+        )
+        return cls(parts[0].layout, digests, entries, rows)
+
     @property
     def nbytes(self) -> int:
         """Bytes of all payloads."""
