@@ -2,7 +2,7 @@
 
 The limit of a restore is reading a file of the same size in pieces of 4 MiB with as many threads into the same memory;
 the limit of a store is writing such a file, synced as often as the store syncs.  Both sides take turns, nothing comes
-from the page cache, and what the kernel says it read is shown.  Finding the objects is measured apart: it needs no disk.
+from the page cache, and what the kernel says it read is shown.  Finding the objects is timed apart; it needs no disk.
 """
 
 from __future__ import annotations

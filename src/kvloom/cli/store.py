@@ -232,7 +232,7 @@ def import_archive(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Take the units of an archive in.  Take archives only from those you trust: nobody can tell whether state is right."""
+    """Take in the units of an archive, from somebody you trust: nobody can tell whether state is right."""
     from kvloom.config import parse_size
 
     cap = None if capacity is None else parse_size(capacity)

@@ -118,17 +118,25 @@ def unit_list(index: Index) -> list[UnitInfo]:
         if up >= 0:
             total[row] += total[up]
             first[row] = first[up]
-    return [
-        UnitInfo(
-            names[keys[b.node][0]].hex(),
-            first[b.node].hex(),
-            keys[b.node][1].hex(),
-            *(int(number) for number in total[b.node]),
-            b.touched,
-            b.hits,
+    made = []
+    for boundary in reversed(snap.boundaries):
+        layout, digest = keys[boundary.node]
+        tokens, length, objects, payload = total[boundary.node].tolist()
+        root = first[boundary.node].hex()
+        made.append(
+            UnitInfo(
+                names[layout].hex(),
+                root,
+                digest.hex(),
+                tokens,
+                length,
+                objects,
+                payload,
+                boundary.touched,
+                boundary.hits,
+            )
         )
-        for b in reversed(snap.boundaries)
-    ]
+    return made
 
 
 def disk_usage(directory: Directory) -> int:
