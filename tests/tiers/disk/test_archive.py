@@ -153,7 +153,7 @@ boundaries = st.builds(
     numbers,
 )
 small = st.sampled_from([0, 1, 2, 3, 255])
-fields = {name: numbers for name in ("group", "column", "header")} | {name: small for name in ("form", "grade", "type")}
+fields = dict.fromkeys(("group", "column", "header"), numbers) | dict.fromkeys(("form", "grade", "type"), small)
 fields |= {"length": st.sampled_from([0, 1, 300, 2**40]), "version": st.sampled_from([1, 2, 9])}
 records = st.fixed_dictionaries({}, optional=fields)
 

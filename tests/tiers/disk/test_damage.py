@@ -27,6 +27,7 @@ from kvloom.tiers.disk.format import (
     first_page,
     seal,
 )
+from kvloom.tiers.disk.sinks import Handing
 
 
 def flip(path: Path, at: int, bits: int = 0x10) -> None:
@@ -257,7 +258,8 @@ def test_d9_every_part_of_an_identity_is_its_own(fast_path: Path) -> None:
             entries = places.entries.copy()
             entries[name] += 1
             assert (
-                store._reader.read(type(places)(LAYOUT, places.digests, entries, places.rows), print).results == 1
+                store._reader.read(type(places)(LAYOUT, places.digests, entries, places.rows), Handing(print)).results
+                == 1
             ).all()
         other = type(places)(b"y" * 32, places.digests, places.entries, places.rows)
-        assert (store._reader.read(other, print).results == Result.INTEGRITY).all()
+        assert (store._reader.read(other, Handing(print)).results == Result.INTEGRITY).all()

@@ -44,6 +44,7 @@ RECORD = np.dtype(
     }
 )
 """A record header.  ``payload`` is the checksum of the payload, ``check`` that of the 240 bytes before it."""
+PAYLOAD_AT, CHECK_AT = 120, 240
 
 PLACE = np.dtype(
     [
@@ -85,7 +86,7 @@ def seal(made: AnyArray) -> AnyArray:
     """Fill in the checksums of headers; returns them."""
     rows = made.view(np.uint8).reshape(len(made), HEADER)
     for i, row in enumerate(rows):
-        rows[i, 240:] = np.frombuffer(checksum(row[:240]), np.uint8)
+        rows[i, CHECK_AT:] = np.frombuffer(checksum(row[:CHECK_AT]), np.uint8)
     return made
 
 
@@ -96,7 +97,7 @@ def parse_header(data: bytes | memoryview, where: str) -> AnyArray:
     row: AnyArray = np.frombuffer(data, RECORD, count=1)[0]
     if bytes(row["magic"]) != MAGIC:
         raise FormatError(f"{where}: no record begins here")
-    if checksum(memoryview(data)[:240]) != row["check"].tobytes():
+    if checksum(memoryview(data)[:CHECK_AT]) != row["check"].tobytes():
         raise FormatError(f"{where}: the header has another checksum than it says")
     if int(row["version"]) > FORMAT:
         raise FormatError(f"{where}: written by a newer kvloom (format {row['version']}, this one reads {FORMAT})")

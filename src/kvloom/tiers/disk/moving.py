@@ -15,6 +15,7 @@ from kvloom.tiers.disk.publishing import put_boundary
 from kvloom.tiers.disk.quarantine import quarantine
 from kvloom.tiers.disk.reading import Reader
 from kvloom.tiers.disk.runs import Run
+from kvloom.tiers.disk.sinks import Handing
 from kvloom.tiers.disk.space import Cap
 from kvloom.tiers.disk.values import NewObject, PayloadForm, Places, Result
 from kvloom.tiers.disk.writer import Writer
@@ -91,7 +92,7 @@ class Mover:
         def keep(i: int, data: AnyArray) -> None:
             payloads[i] = data.copy()
 
-        results = self._reader.read(places, keep).results
+        results = self._reader.read(places, Handing(keep)).results
         damaged = results == Result.INTEGRITY
         if damaged.any():
             self.integrity += quarantine(index, places.take(damaged), "integrity")

@@ -165,6 +165,8 @@ def enter(db: sqlite3.Connection, made: Draft, places: AnyArray, extent: int) ->
 
 def merge(old: AnyArray, new: AnyArray) -> AnyArray:
     """Both lists of ``PLACE``; of two for the same column the one of better grade, else the old one."""
+    if not len(old):
+        return new[np.lexsort((new["column"], new["group"]))]
     kept: dict[tuple[int, int], AnyArray] = {(int(e["group"]), int(e["column"])): e for e in old}
     for entry in new:
         key = int(entry["group"]), int(entry["column"])

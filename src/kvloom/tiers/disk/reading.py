@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from kvloom.tiers.disk.extents import Pins
 from kvloom.tiers.disk.files import FileOps, aligned
-from kvloom.tiers.disk.format import ALIGN, HEADER, PAGE, checksum
+from kvloom.tiers.disk.format import ALIGN, CHECK_AT, HEADER, PAGE
 from kvloom.tiers.disk.runs import object_headers
+from kvloom.tiers.disk.sinks import Sink, Stream
 from kvloom.tiers.disk.values import Places, ReadResult, Result
 from kvloom.types import AnyArray, IntArray
 
@@ -31,9 +32,6 @@ GAP = 128 << 10
 """Unwanted bytes that are read along rather than making two reads."""
 THREADS = 8
 
-Deliver = Callable[[int, npt.NDArray[np.uint8]], None]
-"""Called from the reading threads with an object's number and its verified payload, which is only valid meanwhile."""
-
 
 @dataclass(slots=True)
 class _Job:
@@ -41,7 +39,7 @@ class _Job:
 
     places: Places
     expected: npt.NDArray[np.uint8]
-    deliver: Deliver
+    sink: Sink
     stop: Callable[[], bool]
     results: npt.NDArray[np.uint8]
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -86,14 +84,14 @@ class Reader:
         for _ in range(threads):
             self._buffers.put(np.empty(0, np.uint8))
 
-    def read(self, places: Places, deliver: Deliver, stop: Callable[[], bool] = lambda: False) -> ReadResult:
+    def read(self, places: Places, sink: Sink, stop: Callable[[], bool] = lambda: False) -> ReadResult:
         """Read, verify and deliver; never raises for what the disk does."""
         count = len(places)
         headers = object_headers(places.layout, places.digests, places.entries)
         # Of a header only its own checksum is not known, and it follows from the rest.
-        expected = headers.view(np.uint8).reshape(count, HEADER)[:, :240]
+        expected = headers.view(np.uint8).reshape(count, HEADER)[:, :CHECK_AT]
         results = np.full(count, Result.MISSING, np.uint8)
-        job = _Job(places, expected, deliver, stop, results)
+        job = _Job(places, expected, sink, stop, results)
         wanted = np.unique(places.entries["extent"]).tolist()
         try:
             with self._pins.hold(wanted) as held:
@@ -115,22 +113,51 @@ class Reader:
         if job.stop():
             job.results[which] = Result.STOPPED
             return
+        stream = None
+        if end - begin > BUFFER and len(which) == 1:
+            stream = job.sink.stream(int(which[0]), int(job.places.entries["length"][which[0]]))
+        size = BUFFER if stream is not None else max(BUFFER, end - begin)
         buffer = self._buffers.get()
         try:
-            if len(buffer) < end - begin:
-                buffer = aligned(max(BUFFER, end - begin))
-            try:
-                count = self._ops.read(fd, buffer[: end - begin].data, begin)
-            except OSError as error:
-                job.results[which] = Result.IO_ERROR
-                job.reason = str(error)
-                return
-            with job.lock:
-                job.bytes_read += count
-                job.reads += 1
-            self._check(job, buffer[:count], begin, which)
+            if len(buffer) < size:
+                buffer = aligned(size)
+            if stream is not None:
+                self._in_parts(job, fd, begin, end, int(which[0]), buffer, stream)
+            else:
+                self._check(job, self._read(job, fd, buffer[: end - begin], begin), begin, which)
+        except OSError as error:
+            if stream is not None:
+                stream.end(b"")
+            job.results[which] = Result.IO_ERROR
+            job.reason = str(error)
         finally:
             self._buffers.put(buffer if len(buffer) <= LARGEST_KEPT else np.empty(0, np.uint8))
+
+    def _read(self, job: _Job, fd: int, into: npt.NDArray[np.uint8], offset: int) -> npt.NDArray[np.uint8]:
+        count = self._ops.read(fd, into.data, offset)
+        with job.lock:
+            job.bytes_read += count
+            job.reads += 1
+        return into[:count]
+
+    def _in_parts(
+        self, job: _Job, fd: int, begin: int, end: int, number: int, buffer: npt.NDArray[np.uint8], stream: Stream
+    ) -> None:
+        """One large object, through a buffer that it does not fit into."""
+        entry = job.places.entries[number]
+        at = int(entry["offset"]) - begin
+        left, good = int(entry["length"]), at % ALIGN == 0
+        for offset in range(begin, end, CHUNK):
+            part = self._read(job, fd, buffer[: min(CHUNK, end - offset)], offset)
+            if offset == begin:
+                good = good and np.array_equal(part[at : at + CHECK_AT], job.expected[number])
+                part = part[at + HEADER :]
+            part = part[:left]
+            left -= len(part)
+            stream.add(part)
+        # A wrong header makes no difference to where the bytes were put: they have to go from there too.
+        good = stream.end(entry["check"].tobytes() if good else b"")
+        job.results[number] = Result.OK if good else Result.INTEGRITY
 
     def _check(self, job: _Job, data: npt.NDArray[np.uint8], begin: int, which: IntArray) -> None:
         entries = job.places.entries[which]
@@ -140,13 +167,12 @@ class Reader:
         whole = (at >= 0) & (at % ALIGN == 0) & (at + HEADER + lengths <= len(data))
         good = np.zeros(len(which), np.bool_)
         lines = data[: len(data) // HEADER * HEADER].reshape(-1, HEADER)
-        good[whole] = (lines[at[whole] // HEADER, :240] == job.expected[which[whole]]).all(axis=1)
+        good[whole] = (lines[at[whole] // HEADER, :CHECK_AT] == job.expected[which[whole]]).all(axis=1)
         checks = entries["check"].tobytes()
         for i, (number, where, length) in enumerate(zip(which.tolist(), at.tolist(), lengths.tolist(), strict=True)):
             if good[i]:
                 payload = data[where + HEADER : where + HEADER + length]
-                if checksum(payload) == checks[16 * i : 16 * i + 16]:
-                    job.deliver(number, payload)
+                if job.sink.take(number, payload, checks[16 * i : 16 * i + 16]):
                     job.results[number] = Result.OK
                     continue
             job.results[number] = Result.INTEGRITY

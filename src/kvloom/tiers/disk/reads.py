@@ -13,7 +13,8 @@ from kvloom.errors import StoreError
 from kvloom.tiers.disk.index import Index, layout_id, nodes
 from kvloom.tiers.disk.opened import OpenIndex
 from kvloom.tiers.disk.quarantine import quarantine
-from kvloom.tiers.disk.reading import Deliver, Reader
+from kvloom.tiers.disk.reading import Reader
+from kvloom.tiers.disk.sinks import Renumbered, Sink
 from kvloom.tiers.disk.values import Places, ReadResult, Result
 from kvloom.types import AnyArray
 
@@ -34,12 +35,12 @@ class Reads:
         self._hidden: set[Place] = set()
         self.counts: Counter[str] = Counter()
 
-    def read(self, indexes: OpenIndex, places: Places, deliver: Deliver, stop: Callable[[], bool]) -> ReadResult:
+    def read(self, indexes: OpenIndex, places: Places, sink: Sink, stop: Callable[[], bool]) -> ReadResult:
         """See ``DiskStore.read_each``."""
-        done = self._reader.read(places, deliver, stop)
+        done = self._reader.read(places, sink, stop)
         gone = np.flatnonzero(done.results == Result.MISSING)
         if len(gone):
-            done = self._again(indexes, places, deliver, stop, done, gone)
+            done = self._again(indexes, places, sink, stop, done, gone)
         for result, reason in ((Result.INTEGRITY, "integrity"), (Result.MISSING, "lost"), (Result.IO_ERROR, "io")):
             which = done.results == result
             if which.any():
@@ -56,7 +57,7 @@ class Reads:
         self,
         indexes: OpenIndex,
         places: Places,
-        deliver: Deliver,
+        sink: Sink,
         stop: Callable[[], bool],
         done: ReadResult,
         gone: AnyArray,
@@ -68,7 +69,7 @@ class Reads:
             return done
         if not len(which):
             return done
-        more = self._reader.read(moved, lambda i, data: deliver(int(which[i]), data), stop)
+        more = self._reader.read(moved, Renumbered(sink, which), stop)
         results = done.results.copy()
         results[which] = more.results
         return replace(

@@ -38,9 +38,10 @@ from kvloom.tiers.disk.index import Index, meta, set_meta
 from kvloom.tiers.disk.lookups import Batch, Changes
 from kvloom.tiers.disk.opened import OpenIndex
 from kvloom.tiers.disk.publisher import Publisher, capacity
-from kvloom.tiers.disk.reading import THREADS, Deliver, Reader
+from kvloom.tiers.disk.reading import THREADS, Reader
 from kvloom.tiers.disk.reads import Reads
 from kvloom.tiers.disk.rebuild import Rebuilt, rebuild
+from kvloom.tiers.disk.sinks import Copying, Deliver, Handing
 from kvloom.tiers.disk.space import MINIMUM
 from kvloom.tiers.disk.sweeping import Swept
 from kvloom.tiers.disk.values import (
@@ -197,25 +198,30 @@ class DiskStore:
 
     # Reading
 
-    def read(self, places: Places, into: npt.NDArray[np.uint8], offsets: IntArray) -> ReadResult:
+    def read(
+        self,
+        places: Places,
+        into: npt.NDArray[np.uint8],
+        offsets: IntArray,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> ReadResult:
         """Read objects, verify them, and put their payloads into ``into`` at ``offsets``.
 
         Args:
             places: from ``lookup``.
-            into: uint8 ``[bytes]``, writable; only the bytes of objects that are ``OK`` were written.
-            offsets: int64 ``[m]``.
+            into: uint8 ``[bytes]``, writable, contiguous.
+            offsets: int64 ``[m]``; regions of different objects do not overlap.
+            stop: asked before every piece; what was not read then is ``STOPPED``.
+
+        Where an object is not ``OK``, its region is as it was, or zero: bytes that were not verified are never left.
+        Nothing is written after the call ended.
 
         Thread-safe.  Raises InputError when an object would not lie within ``into``.
         """
         ends = offsets + places.entries["length"].astype(np.int64)
         if len(offsets) != len(places) or (len(ends) and (offsets.min() < 0 or int(ends.max()) > len(into))):
             raise InputError("the objects do not fit at the offsets that they are to be read to")
-        starts = offsets.tolist()
-
-        def deliver(i: int, payload: npt.NDArray[np.uint8]) -> None:
-            into[starts[i] : starts[i] + len(payload)] = payload
-
-        return self.read_each(places, deliver)
+        return self._reading.read(self._index, places, Copying(into, offsets), stop)
 
     def read_each(self, places: Places, deliver: Deliver, stop: Callable[[], bool] = lambda: False) -> ReadResult:
         """Read objects and hand every verified one to ``deliver``, in any order, from several threads.
@@ -223,7 +229,7 @@ class DiskStore:
         ``stop`` is asked before every piece; what was not read then is ``STOPPED``.  No object is delivered after the
         call ended.  Thread-safe.
         """
-        return self._reading.read(self._index, places, deliver, stop)
+        return self._reading.read(self._index, places, Handing(deliver), stop)
 
     # Keeping house
 
@@ -257,7 +263,7 @@ class DiskStore:
         total = self.contents().payload
         for batch in self.catalogue():
             for part in in_parts(batch.places):
-                result = self._reading.read(self._index, part, lambda _i, _data: None, lambda: False)
+                result = self._reading.read(self._index, part, Handing(_nowhere), lambda: False)
                 count_results(done, part, result.results)
                 progress(done.bytes, total)
         self._index.run(lambda index: check_index(index, self._directory, done))
@@ -281,7 +287,7 @@ class DiskStore:
         """Write everything to a new file.  Raises StoreError when it exists, OSError."""
 
         def read(places: Places, deliver: Deliver) -> npt.NDArray[np.uint8]:
-            return self._reading.read(self._index, places, deliver, lambda: False).results
+            return self._reading.read(self._index, places, Handing(deliver), lambda: False).results
 
         return self._index.run(lambda index: export(index, Path(path), read))
 
@@ -306,3 +312,7 @@ class DiskStore:
     def _rebuild(self, index: Index) -> None:
         cap = self._capacity or self._directory.known_cap()
         self.rebuilt = rebuild(index, self._directory, self._ops, cap)
+
+
+def _nowhere(_number: int, _payload: npt.NDArray[np.uint8]) -> None:
+    """Takes what is only to be checked."""
