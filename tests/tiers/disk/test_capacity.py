@@ -244,3 +244,33 @@ def test_d13_no_salt_is_in_any_file(fast_path: Path) -> None:
         assert keys[salt].leaf.tobytes() not in data
         assert keys[salt].link.tobytes() not in data
     assert any(digests[salt][0].tobytes() in data for data in files)
+
+
+def test_the_index_gives_back_what_it_does_not_need(fast_path: Path) -> None:
+    with DiskStore.open(fast_path / "s", 64 * MIB) as store:
+        for i in range(40):
+            store.publish(World((300, 200, 100)).unit(tokens_of(i, 60), root=b"x" * 32 if i else b"r" * 32))
+        before = store.contents().index
+        assert store.clear(LAYOUT, b"x" * 32) == 39
+        store.gc()
+        assert store.contents().index < before / 2
+        assert hit(store, World((300, 200, 100)), World((300, 200, 100)).unit(tokens_of(0, 60)))
+        assert store.verify().ok
+
+
+def test_only_so_many_changes_are_remembered(fast_path: Path) -> None:
+    from kvloom.tiers.disk.lookups import CHANGES_KEPT, CHANGES_STEP, What, note
+
+    with DiskStore.open(fast_path / "s", 64 * MIB) as store:
+
+        def many(index) -> None:
+            with index.write() as db:
+                for _ in range(2 * CHANGES_KEPT):
+                    note(db, What.CHANGED, LAYOUT, b"d" * 32)
+
+        store._index.run(many)
+        assert not store.changes(0).complete
+        late = store.changes(2 * CHANGES_KEPT - 10)
+        assert late.complete
+        assert len(late.items) == 10
+        assert len(store.changes(0).items) <= CHANGES_KEPT + CHANGES_STEP

@@ -24,7 +24,7 @@ from kvloom.types import AnyArray
 PARAMETERS = 500
 """Digests in one query."""
 BUSY_SECONDS = 20.0
-CHANGES_KEPT = 65_536
+FREE_PAGES, MOST_SHRINKS = 32, 256
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
@@ -162,6 +162,19 @@ class Index:
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
                 raise
+
+    def shrink(self) -> None:
+        """Give back what the main file has free, a little at a time, so that the log stays small."""
+        for _ in range(MOST_SHRINKS):
+            with self._writing, translated():
+                free, pages = (
+                    int(self._writer.execute(f"PRAGMA {name}").fetchone()[0])
+                    for name in ("freelist_count", "page_count")
+                )
+                if free <= max(pages // 4, FREE_PAGES):
+                    return
+                self._writer.execute(f"PRAGMA incremental_vacuum({FREE_PAGES})").fetchall()
+            self.checkpoint()
 
     def checkpoint(self) -> None:
         """Move the log into the main file and cut it, as far as readers allow."""

@@ -14,6 +14,8 @@ from kvloom.tiers.disk.index import PARAMETERS, Index, NodeRow, every_node, layo
 from kvloom.tiers.disk.values import Digests, Found, Places, no_places
 
 BATCH = 1024
+CHANGES_KEPT, CHANGES_STEP = 4096, 64
+"""Changes that are remembered; how often the older ones are dropped."""
 
 
 class What(enum.IntEnum):
@@ -147,4 +149,6 @@ def changes(index: Index, since: int) -> Changes:
 
 def note(db: sqlite3.Connection, what: What, layout: bytes, digest: bytes) -> None:
     """Enter a change."""
-    db.execute("INSERT INTO changes (what, layout, digest) VALUES (?, ?, ?)", (int(what), layout, digest))
+    made = db.execute("INSERT INTO changes (what, layout, digest) VALUES (?, ?, ?)", (int(what), layout, digest))
+    if made.lastrowid is not None and made.lastrowid % CHANGES_STEP == 0:
+        db.execute("DELETE FROM changes WHERE seq <= ?", (made.lastrowid - CHANGES_KEPT,))

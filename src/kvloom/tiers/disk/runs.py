@@ -35,8 +35,8 @@ CHUNK = 4 << 20
 BUFFER = CHUNK + (64 << 10)
 """So that an object of 4 MiB with its header fits into what is kept."""
 LARGEST_KEPT = 16 << 20
-BUFFERS = 3
-WRITERS = 2
+BUFFERS = 6
+WRITERS = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,6 +241,7 @@ class DiskStore:
         with self._publisher.lock:
             self._index.run(self._publisher.writer.release)
             self._index.run(lambda index: self._publisher.sweeper.gc(index, capacity(index)))
+            self._index.run(Index.shrink)
             self._index.run(Index.checkpoint)
             return replace(self._publisher.sweeper.done)
 
