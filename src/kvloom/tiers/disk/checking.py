@@ -153,7 +153,7 @@ def disk_usage(directory: Directory) -> int:
 def check_index(index: Index, directory: Directory, done: Verified) -> None:
     """Whether the index is sound, every place lies in an extent, every unit is complete, and all is below the cap."""
     with index.read() as db:
-        for (line,) in db.execute("PRAGMA quick_check").fetchall():
+        for (line,) in db.execute("PRAGMA integrity_check").fetchall():
             if line != "ok":
                 raise IndexCorruptError(f"the index is damaged: {line}")
         rows, cap = extent_rows(db), meta(db, "capacity")

@@ -22,7 +22,8 @@ SUFFIX = ".extent"
 _INDEX = re.compile(r"index-[0-9a-f]{16}\.sqlite")
 _OURS = re.compile(rf"{MARKER}(\.[0-9a-f]{{16}})?|{LOCK}|{EXTENTS}|{_INDEX.pattern}(-wal|-shm|-journal)?")
 _EXTENT = re.compile(rf"[0-7][0-9a-f]{{15}}\{SUFFIX}")
-_GUARD_BYTE = 0
+GUARD_BYTE, SWEEP_BYTE, PUBLISH_BYTE = 0, 1, 2
+"""Bytes of the lock file: for use of the index, for making room, for making a unit visible."""
 
 
 class MarkerDamagedError(StoreError):
@@ -80,13 +81,17 @@ class Directory:
                 raise StoreError(f"{self.path} can be entered by other users; run: chmod 700 {self.path}")
             self.path.chmod(0o700)
 
-    @contextlib.contextmanager
-    def guard(self, *, exclusive: bool) -> Iterator[None]:
+    def guard(self, *, exclusive: bool) -> contextlib.AbstractContextManager[None]:
         """Shared: the present index stays the present one meanwhile.  Exclusive: nobody uses any index."""
+        return self.locked(GUARD_BYTE, exclusive=exclusive)
+
+    @contextlib.contextmanager
+    def locked(self, byte: int, *, exclusive: bool) -> Iterator[None]:
+        """Hold one byte of the lock file, with others or alone; waits for it.  Not twice in one thread."""
         # Every holder opens the file anew: a lock belongs to the open file, and threads must exclude each other too.
         fd = self._ops.open(self.path / LOCK, os.O_RDWR | os.O_CREAT)
         try:
-            self._ops.lock(fd, _GUARD_BYTE, exclusive=exclusive, wait=True)
+            self._ops.lock(fd, byte, exclusive=exclusive, wait=True)
             yield
         finally:
             self._ops.close(fd)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from kvloom.errors import FormatError, StoreError
+from kvloom.errors import StoreError
 from kvloom.tiers.disk.format import FORMAT, PLACE
 from kvloom.types import AnyArray
 
@@ -27,7 +27,7 @@ BUSY_SECONDS = 20.0
 FREE_PAGES, MOST_SHRINKS = 32, 256
 
 SCHEMA = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL, sum INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE extents (id INTEGER PRIMARY KEY, state INTEGER NOT NULL, reserved INTEGER NOT NULL,
                       used INTEGER NOT NULL, sum INTEGER NOT NULL);
 CREATE TABLE layouts (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, sum INTEGER NOT NULL);
@@ -74,6 +74,8 @@ def row_sum(*parts: int | bytes) -> int:
     state = xxhash.xxh3_64()
     for part in parts:
         data = part.to_bytes(8, "little", signed=True) if isinstance(part, int) else part
+        if not isinstance(data, bytes):
+            raise IndexCorruptError(f"the index has {type(part).__name__} where it has numbers or bytes")
         state.update(len(data).to_bytes(8, "little"))
         state.update(data)
     return state.intdigest() - (1 << 63)
@@ -84,6 +86,10 @@ def translated() -> Iterator[None]:
     """SQLite's errors as ours: corruption, or trouble with the file."""
     try:
         yield
+    except sqlite3.ProgrammingError:
+        raise  # a mistake of ours, no damage
+    except UnicodeDecodeError as error:
+        raise IndexCorruptError("the index is damaged: a name in it is no text") from error
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
         if code in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}:
@@ -112,16 +118,17 @@ class Index:
         made = sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
         try:
             _settings(made)
-            found = made.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+            found = meta(made, "format")
         except BaseException:
             made.close()
             raise
         pages = log_pages(meta(made, "capacity"))
         made.execute(f"PRAGMA wal_autocheckpoint = {pages}")
         made.execute(f"PRAGMA journal_size_limit = {pages * 4096}")
-        if found is None or not 1 <= found[0] <= FORMAT:
+        # A newer format is in the marker, which is looked at first.
+        if found != FORMAT:
             made.close()
-            raise FormatError(f"{self.path}: an index of format {found}, this kvloom reads {FORMAT}")
+            raise IndexCorruptError(f"{self.path} says that it is of format {found}, and the marker says {FORMAT}")
         return made
 
     @staticmethod
@@ -131,7 +138,7 @@ class Index:
             made.execute("PRAGMA auto_vacuum = INCREMENTAL")
             _settings(made)
             made.executescript(f"BEGIN; {SCHEMA} COMMIT;")
-            made.execute("INSERT INTO meta VALUES ('format', ?), ('clock', 0), ('published', 0)", (FORMAT,))
+            set_meta(made, "format", FORMAT)
         path.chmod(0o600)
 
     def close(self) -> None:
@@ -223,13 +230,15 @@ def _size(path: Path) -> int:
 
 def meta(db: sqlite3.Connection, key: str) -> int:
     """A number of the store as a whole; 0 when it was never set."""
-    row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    row = db.execute("SELECT value, sum FROM meta WHERE key = ?", (key,)).fetchone()
+    if row is not None and row_sum(key.encode(), row[0]) != row[1]:
+        raise IndexCorruptError("a number of the index is damaged")
     return 0 if row is None else int(row[0])
 
 
 def set_meta(db: sqlite3.Connection, key: str, value: int) -> None:
     """Set such a number."""
-    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, value, row_sum(key.encode(), value)))
 
 
 def layout_id(db: sqlite3.Connection, digest: bytes, *, make: bool = False) -> int | None:
@@ -253,6 +262,8 @@ def layouts(db: sqlite3.Connection) -> dict[int, bytes]:
         if check != row_sum(number, digest):
             raise IndexCorruptError("a layout of the index is damaged")
         found[number] = digest
+    if len(set(found.values())) < len(found):
+        raise IndexCorruptError("a layout is in the index twice, so a key of it is damaged")
     return found
 
 

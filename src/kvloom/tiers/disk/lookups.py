@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvloom.tiers.disk.format import DIGEST, PLACE
-from kvloom.tiers.disk.index import PARAMETERS, Index, NodeRow, every_node, layout_id, layouts, nodes
+from kvloom.tiers.disk.index import PARAMETERS, Index, IndexCorruptError, NodeRow, every_node, layout_id, layouts, nodes
 from kvloom.tiers.disk.values import Digests, Found, Places, no_places
 
 BATCH = 1024
@@ -144,7 +144,11 @@ def changes(index: Index, since: int) -> Changes:
         first, latest = db.execute("SELECT coalesce(min(seq), 0), coalesce(max(seq), 0) FROM changes").fetchone()
         rows = db.execute("SELECT what, layout, digest FROM changes WHERE seq > ? ORDER BY seq", (since,)).fetchall()
     complete = since <= latest and (since >= first - 1 or latest == 0)
-    return Changes(latest, complete, tuple((What(what), layout, digest) for what, layout, digest in rows))
+    try:
+        items = tuple((What(what), layout, digest) for what, layout, digest in rows)
+    except ValueError:
+        raise IndexCorruptError("a change in the index is damaged") from None
+    return Changes(latest, complete, items)
 
 
 def note(db: sqlite3.Connection, what: What, layout: bytes, digest: bytes) -> None:

@@ -96,6 +96,8 @@ def snapshot(index: Index) -> Snapshot:
         ends = db.execute("SELECT node, needs, touched, hits, home, sum FROM boundaries").fetchall()
     ids, layouts, digests, parents, depth, homes, token_bytes, lists = zip(*found, strict=True) if found else [()] * 8
     rows = {(layout, digest): i for i, (layout, digest) in enumerate(zip(layouts, digests, strict=True))}
+    if len(rows) < len(ids):
+        raise IndexCorruptError("a node is in the index twice, so a key of it is damaged")
     above = [rows.get((layout, parent), -1) for layout, parent in zip(layouts, parents, strict=True)]
     # A chain goes up one step at a time, whatever the index says, so every walk ends.
     above = [up if up < 0 or depth[up] == depth[i] - 1 else -1 for i, up in enumerate(above)]
@@ -103,20 +105,21 @@ def snapshot(index: Index) -> Snapshot:
     by_id = {number: i for i, number in enumerate(ids)}
     boundaries = []
     for node, needs, touched, hits, home, check in ends:
-        if check != row_sum(node, needs, home):
+        numbers = all(isinstance(value, int) and 0 <= value < 1 << 62 for value in (node, touched, hits))
+        if not numbers or check != row_sum(node, needs, home):
             raise IndexCorruptError("a boundary of the index is damaged")
         if node in by_id:
             boundaries.append(Boundary(by_id[node], node, np.frombuffer(needs, NEED), touched, hits, home))
     boundaries.sort(key=lambda b: (b.value(len(ends)), -int(depth[b.node])))
-    numbers = [np.array(column, np.int64) for column in (ids, above, depth, layouts, homes, token_bytes)]
+    columns = [np.array(column, np.int64) for column in (ids, above, depth, layouts, homes, token_bytes)]
     return Snapshot(
         published,
-        numbers[0],
-        numbers[1],
-        numbers[2],
-        numbers[3],
-        numbers[4],
-        numbers[5],
+        columns[0],
+        columns[1],
+        columns[2],
+        columns[3],
+        columns[4],
+        columns[5],
         rows,
         parents,
         np.concatenate([np.empty(0, PLACE), *lists]),

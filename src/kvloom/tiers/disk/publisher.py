@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kvloom.errors import StoreError
 from kvloom.tiers.disk import publishing
-from kvloom.tiers.disk.directory import Directory
+from kvloom.tiers.disk.directory import PUBLISH_BYTE, Directory
 from kvloom.tiers.disk.extents import extent_rows, put_extent
 from kvloom.tiers.disk.files import FileOps
 from kvloom.tiers.disk.format import PAGE
@@ -29,7 +29,7 @@ TRIES = 4
 
 
 class _LostError(Exception):
-    """While the unit was written others took the room, or what it builds on; the transaction goes back."""
+    """While the unit was written others took the room, what it builds on, or the extent; the transaction goes back."""
 
 
 class Publisher:
@@ -44,6 +44,7 @@ class Publisher:
         self.units = 0
         self.bytes_stored = 0
         self._health = health
+        self._directory = directory
 
     def publish(self, indexes: OpenIndex, unit: Unit) -> Published:
         """See ``DiskStore.publish``."""
@@ -115,13 +116,14 @@ class Publisher:
     def _enter(self, index: Index, made: Draft, places: AnyArray, size: int) -> Published:
         extent = self.writer.extent
         if extent is None:
-            raise StoreError("the index was made anew while the unit was written")
-        with index.write() as db:
+            raise _LostError  # the index was made anew
+        with self._directory.locked(PUBLISH_BYTE, exclusive=False), index.write() as db:
             if not fits(db, index, Cap(meta(db, "capacity")), made.growth):
                 raise _LostError
             row = extent_rows(db).get(extent.id)
             if row is None or row.state != OPEN:
-                raise StoreError("the extent was taken away while the unit was written")
+                self.writer.forget()  # the index was made anew, and the extent is a sealed one in it
+                raise _LostError
             if not publishing.enter(db, made, places, extent.id):
                 raise _LostError
             self.heat.flush(db)

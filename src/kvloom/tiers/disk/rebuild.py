@@ -16,7 +16,7 @@ from kvloom.tiers.disk.directory import Directory
 from kvloom.tiers.disk.extents import ExtentRow, put_extent
 from kvloom.tiers.disk.files import FileOps
 from kvloom.tiers.disk.format import PLACE, BoundaryInfo
-from kvloom.tiers.disk.index import SEALED, Index, NodeRow, layout_id, nodes, put_node, set_meta, with_objects
+from kvloom.tiers.disk.index import SEALED, Index, NodeRow, layout_id, meta, nodes, put_node, set_meta, with_objects
 from kvloom.tiers.disk.marks import Boundary, Snapshot, snapshot
 from kvloom.tiers.disk.publishing import merge, put_boundary, satisfied
 from kvloom.tiers.disk.scanning import ScannedRun, extent_header, runs
@@ -97,7 +97,7 @@ def _take(index: Index, run: ScannedRun, extent: int, ends: Ends, done: Rebuilt)
     infos = {node.digest: node for node in run.manifest.nodes}
     names = list(infos | dict.fromkeys(owners))
     with index.write() as db:
-        cap = Cap(int(db.execute("SELECT value FROM meta WHERE key = 'capacity'").fetchone()[0]))
+        cap = Cap(meta(db, "capacity"))
         rows = sum(4 * len(node.tokens) + 200 for node in infos.values()) + run.places.nbytes
         if in_use(db, index) + growth(len(names), rows) > cap.bytes - cap.slack // 2:
             return False

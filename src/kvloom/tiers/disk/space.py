@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from dataclasses import dataclass
 
+from kvloom.tiers.disk.extents import extent_rows
 from kvloom.tiers.disk.index import Index
 
 KIB = 1024
@@ -62,8 +63,8 @@ class Cap:
 
 def in_use(db: sqlite3.Connection, index: Index) -> int:
     """Bytes that are taken or promised; exact within a writing transaction."""
-    reserved, count = db.execute("SELECT coalesce(sum(reserved), 0), count(*) FROM extents").fetchone()
-    return int(reserved) + int(count) * EXTENT_EXTRA + index.bytes() + FIXED
+    rows = extent_rows(db).values()
+    return sum(row.reserved for row in rows) + len(rows) * EXTENT_EXTRA + index.bytes() + FIXED
 
 
 def growth(nodes: int, row_bytes: int) -> int:

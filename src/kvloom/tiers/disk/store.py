@@ -116,7 +116,7 @@ class DiskStore:
     def _settle(self, index: Index) -> None:
         with index.read() as db:
             have = meta(db, "capacity")
-        asked = self._capacity
+        asked = self._capacity or (None if have else self._directory.known_cap())
         if asked is None and not have:
             raise InputError("the store has no cap yet; name one")
         self._capacity = asked or have

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 
-from kvloom.errors import StoreError
-from kvloom.tiers.disk.directory import LOCK, Directory
+from kvloom.tiers.disk.directory import PUBLISH_BYTE, SWEEP_BYTE, Directory
 from kvloom.tiers.disk.extents import ExtentRow, extent_rows, put_extent
 from kvloom.tiers.disk.files import PIN_BYTE, WRITER_BYTE, FileOps
 from kvloom.tiers.disk.index import DYING, OPEN, SEALED, Index, layout_id, layouts, meta, nodes, put_node, with_objects
@@ -26,13 +26,14 @@ from kvloom.tiers.disk.space import EXTENT_EXTRA, FIXED, Cap, fits
 from kvloom.tiers.disk.writer import NoRoomError
 from kvloom.types import AnyArray
 
-SWEEP_BYTE = 1
 FULL, GOAL = 0.9, 0.8
 """Beyond this part of the room that is there, boundaries go until this part is needed."""
 STEPS = (GOAL, 0.6, 0.35, 0.0)
 WASTE = 0.1
 """An extent of which less than this part is waste is not worth copying."""
-TRIES = 5
+TRIES = 2
+
+T = TypeVar("T")
 
 
 class StaleError(Exception):
@@ -59,18 +60,9 @@ class Sweeper:
         self.done = Swept()
         self._busy = False
 
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        fd = self._ops.open(self._directory.path / LOCK, os.O_RDWR | os.O_CREAT)
-        try:
-            self._ops.lock(fd, SWEEP_BYTE, exclusive=True, wait=True)
-            yield
-        finally:
-            self._ops.close(fd)
-
     def make_room(self, index: Index, cap: Cap, more: int, keep: Keep | None = None) -> bool:
         """Have ``more`` bytes free under the cap, whatever has to go for it but ``keep``; False when that fails."""
-        with self._alone():
+        with self._directory.locked(SWEEP_BYTE, exclusive=True):
             self.collect(index)
             for part in STEPS:
                 if self._fits(index, cap, more):
@@ -83,18 +75,15 @@ class Sweeper:
 
     def gc(self, index: Index, cap: Cap) -> None:
         """Collect orphans, drop what nobody needs, and copy extents together that are worth it."""
-        with self._alone():
+        with self._directory.locked(SWEEP_BYTE, exclusive=True):
             self.collect(index)
             self._again(index, cap, None, None, 1.0)
 
     def clear(self, index: Index, cap: Cap, layout: int, name: bytes, root: bytes) -> int:
         """Drop all units of one namespace, and copy what else lies in their extents; returns how many units."""
-        with self._alone():
+        with self._directory.locked(SWEEP_BYTE, exclusive=True):
             self.collect(index)
-            for _ in range(TRIES):
-                with contextlib.suppress(StaleError):
-                    return self._clear(index, cap, layout, name, root)
-        raise StoreError("others publish all the time; clear again")
+            return self._calmly(lambda: self._clear(index, cap, layout, name, root))
 
     def _clear(self, index: Index, cap: Cap, layout: int, name: bytes, root: bytes) -> int:
         rows = self._rows(index)
@@ -118,10 +107,15 @@ class Sweeper:
         return gone
 
     def _again(self, index: Index, cap: Cap, more: int | None, keep: Keep | None, part: float) -> None:
+        self._calmly(lambda: self._shrink(index, cap, more, keep, part))
+
+    def _calmly(self, work: Callable[[], T]) -> T:
+        """Do something that nobody may publish meanwhile: at first in the hope that nobody does."""
         for _ in range(TRIES):
             with contextlib.suppress(StaleError):
-                self._shrink(index, cap, more, keep, part)
-                return
+                return work()
+        with self._directory.locked(PUBLISH_BYTE, exclusive=True):
+            return work()
 
     def _fits(self, index: Index, cap: Cap, more: int) -> bool:
         with index.read() as db:
