@@ -33,8 +33,9 @@ from kvloom.tiers.disk.format import (
     parse_header,
     seal,
 )
-from kvloom.tiers.disk.index import Index, layout_id, layouts, nodes
+from kvloom.tiers.disk.index import Index
 from kvloom.tiers.disk.marks import Boundary, Snapshot, snapshot
+from kvloom.tiers.disk.rows import layout_id, layouts, nodes
 from kvloom.tiers.disk.runs import Run, object_headers, run_header
 from kvloom.tiers.disk.scanning import ScannedRun, read_run
 from kvloom.tiers.disk.values import Fill, Need, NewObject, PayloadForm, Places, Result, Unit

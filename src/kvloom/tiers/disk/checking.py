@@ -10,9 +10,10 @@ import numpy as np
 from kvloom.tiers.disk.directory import Directory
 from kvloom.tiers.disk.extents import extent_rows
 from kvloom.tiers.disk.format import stored_bytes
-from kvloom.tiers.disk.index import Index, IndexCorruptError, layouts, meta
+from kvloom.tiers.disk.index import Index, IndexCorruptError, meta
 from kvloom.tiers.disk.marks import live_bytes, mark, snapshot
 from kvloom.tiers.disk.rebuild import complete
+from kvloom.tiers.disk.rows import layouts
 from kvloom.tiers.disk.space import in_use
 from kvloom.tiers.disk.values import Places, Result
 

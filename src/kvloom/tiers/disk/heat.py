@@ -5,7 +5,8 @@ from __future__ import annotations
 import sqlite3
 import threading
 
-from kvloom.tiers.disk.index import layout_id, meta, set_meta
+from kvloom.tiers.disk.index import meta, set_meta
+from kvloom.tiers.disk.rows import layout_id
 
 MOST = 32
 """Units in one transaction."""

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kvloom.tiers.disk.format import DIGEST, PLACE
-from kvloom.tiers.disk.index import PARAMETERS, Index, IndexCorruptError, NodeRow, every_node, layout_id, layouts, nodes
+from kvloom.tiers.disk.index import Index, IndexCorruptError
+from kvloom.tiers.disk.rows import PARAMETERS, NodeRow, every_node, layout_id, layouts, nodes
 from kvloom.tiers.disk.values import Digests, Found, Places, no_places
 
 BATCH = 1024

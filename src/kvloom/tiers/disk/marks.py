@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvloom.tiers.disk.format import HEADER, NEED, NODE, PLACE
-from kvloom.tiers.disk.index import Index, IndexCorruptError, every_node, meta, row_sum
+from kvloom.tiers.disk.index import Index, IndexCorruptError, meta, row_sum
 from kvloom.tiers.disk.reading import padded_lengths
+from kvloom.tiers.disk.rows import every_node
 from kvloom.types import AnyArray, IntArray
 
 BATCH = 2048

@@ -9,11 +9,12 @@ import numpy as np
 
 from kvloom.tiers.disk.extents import extent_rows, put_extent
 from kvloom.tiers.disk.format import NEED, PLACE, BoundaryInfo, Manifest, NodeInfo
-from kvloom.tiers.disk.index import OPEN, Index, layouts, nodes, put_node
+from kvloom.tiers.disk.index import OPEN, Index
 from kvloom.tiers.disk.marks import Boundary, Marks, Snapshot
 from kvloom.tiers.disk.publishing import put_boundary
 from kvloom.tiers.disk.quarantine import quarantine
 from kvloom.tiers.disk.reading import Reader
+from kvloom.tiers.disk.rows import layouts, nodes, put_node
 from kvloom.tiers.disk.runs import Run
 from kvloom.tiers.disk.sinks import Handing
 from kvloom.tiers.disk.space import Cap

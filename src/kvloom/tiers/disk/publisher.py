@@ -13,12 +13,13 @@ from kvloom.tiers.disk.files import FileOps
 from kvloom.tiers.disk.format import PAGE
 from kvloom.tiers.disk.health import Health
 from kvloom.tiers.disk.heat import Heat
-from kvloom.tiers.disk.index import OPEN, Index, layout_id, meta
+from kvloom.tiers.disk.index import OPEN, Index, meta
 from kvloom.tiers.disk.marks import Keep
 from kvloom.tiers.disk.moving import Mover
 from kvloom.tiers.disk.opened import OpenIndex
 from kvloom.tiers.disk.publishing import Draft
 from kvloom.tiers.disk.reading import Reader
+from kvloom.tiers.disk.rows import layout_id
 from kvloom.tiers.disk.space import EXTENT_EXTRA, Cap, fits
 from kvloom.tiers.disk.sweeping import Sweeper
 from kvloom.tiers.disk.values import Outcome, Published, Unit

@@ -10,10 +10,11 @@ from dataclasses import replace
 import numpy as np
 
 from kvloom.errors import StoreError
-from kvloom.tiers.disk.index import Index, layout_id, nodes
+from kvloom.tiers.disk.index import Index
 from kvloom.tiers.disk.opened import OpenIndex
 from kvloom.tiers.disk.quarantine import quarantine
 from kvloom.tiers.disk.reading import Reader
+from kvloom.tiers.disk.rows import layout_id, nodes
 from kvloom.tiers.disk.sinks import Renumbered, Sink
 from kvloom.tiers.disk.values import Places, ReadResult, Result
 from kvloom.types import AnyArray

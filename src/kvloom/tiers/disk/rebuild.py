@@ -16,9 +16,10 @@ from kvloom.tiers.disk.directory import Directory
 from kvloom.tiers.disk.extents import ExtentRow, put_extent
 from kvloom.tiers.disk.files import FileOps
 from kvloom.tiers.disk.format import PLACE, BoundaryInfo
-from kvloom.tiers.disk.index import SEALED, Index, NodeRow, layout_id, meta, nodes, put_node, set_meta, with_objects
+from kvloom.tiers.disk.index import SEALED, Index, meta, set_meta
 from kvloom.tiers.disk.marks import Boundary, Snapshot, snapshot
 from kvloom.tiers.disk.publishing import merge, put_boundary, satisfied
+from kvloom.tiers.disk.rows import NodeRow, layout_id, nodes, put_node, with_objects
 from kvloom.tiers.disk.scanning import ScannedRun, extent_header, runs
 from kvloom.tiers.disk.space import MINIMUM, Cap, growth, in_use
 

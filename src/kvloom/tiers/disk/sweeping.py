@@ -18,10 +18,11 @@ import numpy as np
 from kvloom.tiers.disk.directory import PUBLISH_BYTE, SWEEP_BYTE, Directory
 from kvloom.tiers.disk.extents import ExtentRow, extent_rows, put_extent
 from kvloom.tiers.disk.files import PIN_BYTE, WRITER_BYTE, FileOps
-from kvloom.tiers.disk.index import DYING, OPEN, SEALED, Index, layout_id, layouts, meta, nodes, put_node, with_objects
+from kvloom.tiers.disk.index import DYING, OPEN, SEALED, Index, meta
 from kvloom.tiers.disk.lookups import What, note
 from kvloom.tiers.disk.marks import Keep, Marks, Snapshot, live_bytes, mark, snapshot
 from kvloom.tiers.disk.moving import Mover
+from kvloom.tiers.disk.rows import layout_id, layouts, nodes, put_node, with_objects
 from kvloom.tiers.disk.space import EXTENT_EXTRA, FIXED, Cap, fits
 from kvloom.tiers.disk.writer import NoRoomError
 from kvloom.types import AnyArray
