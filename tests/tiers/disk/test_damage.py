@@ -241,6 +241,27 @@ def test_a_newer_store_is_refused(made: Path) -> None:
     assert sorted(path.name for path in made.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"kvloom disk store\n", b"kvloom disk store\nformat 1\n", b"\xff\xfe", b"kvloom disk store\nformat x\n",
+     b"kvloom disk store\nformat 1\nindex ../../x.sqlite\ncap 0\n",
+     b"kvloom disk store\nformat 1\nindex index-0123456789abcdef.sqlite\ncap 0\nmore\n"],
+)  # fmt: skip
+def test_a_marker_that_says_something_odd(made: Path, body: bytes) -> None:
+    """With a right checksum."""
+    (made / "KVLOOM").write_bytes(body + b"check " + checksum(body).hex().encode() + b"\n")
+    with DiskStore.open(made, 64 * MIB) as store:
+        assert all(hit(store, SMALL, unit) for unit in units(SMALL, 2))
+        assert store.activity().rebuilds == 1
+
+
+def test_a_newer_marker_may_look_otherwise(made: Path) -> None:
+    body = b"kvloom disk store\nformat 12\nand so on, as nobody knows yet\n"
+    (made / "KVLOOM").write_bytes(body + b"check " + checksum(body).hex().encode() + b"\n")
+    with pytest.raises(FormatError, match="format 12"):
+        DiskStore.open(made)
+
+
 def test_a_newer_index_or_extent_is_refused(made: Path) -> None:
     page = np.frombuffer(bytearray(first_page(TYPE_EXTENT, extent=1)), RECORD, count=1).copy()
     page["version"] = FORMAT + 1

@@ -21,6 +21,11 @@ EXTENTS = "extents"
 SUFFIX = ".extent"
 _INDEX = re.compile(r"index-[0-9a-f]{16}\.sqlite")
 _OURS = re.compile(rf"{MARKER}(\.[0-9a-f]{{16}})?|{LOCK}|{EXTENTS}|{_INDEX.pattern}(-wal|-shm|-journal)?")
+# A newer format may go on as it likes after its number.
+_MARKER = re.compile(
+    rb"kvloom disk store\nformat (?P<format>[0-9]{1,9})\n"
+    rb"(?:index (?P<index>index-[0-9a-f]{16}\.sqlite)\ncap (?P<cap>[0-9]{1,18})\n)?"
+)
 _EXTENT = re.compile(rf"[0-7][0-9a-f]{{15}}\{SUFFIX}")
 GUARD_BYTE, SWEEP_BYTE, PUBLISH_BYTE = 0, 1, 2
 """Bytes of the lock file: for use of the index, for making room, for making a unit visible."""
@@ -124,15 +129,13 @@ class Directory:
         body, _, check = text.rpartition(b"check ")
         if checksum(body).hex() != check.strip().decode("ascii", "replace"):
             raise MarkerDamagedError(f"{path} is damaged")
-        first, second, third, fourth = body.decode("ascii").splitlines()
-        if int(second.removeprefix("format ")) > FORMAT:
-            raise FormatError(
-                f"{self.path} was written by a newer kvloom ({second}, this one reads {FORMAT}); update kvloom"
-            )
-        name = third.removeprefix("index ")
-        if first != "kvloom disk store" or not _INDEX.fullmatch(name):
+        found = _MARKER.match(body)
+        if found is not None and int(found["format"]) > FORMAT:
+            said = f"format {int(found['format'])}, this one reads {FORMAT}"
+            raise FormatError(f"{self.path} was written by a newer kvloom ({said}); update kvloom")
+        if found is None or found.end() != len(body) or found["index"] is None:
             raise MarkerDamagedError(f"{path} is damaged")
-        return Marker(name, int(fourth.removeprefix("cap ")), version)
+        return Marker(found["index"].decode("ascii"), int(found["cap"]), version)
 
     def known_cap(self) -> int | None:
         """The cap that the marker knows of."""
