@@ -287,3 +287,24 @@ def test_d9_every_part_of_an_identity_is_its_own(fast_path: Path) -> None:
             ).all()
         other = type(places)(b"y" * 32, places.digests, places.entries, places.rows)
         assert (store._reader.read(other, Handing(print)).results == Result.INTEGRITY).all()
+
+
+@pytest.mark.parametrize("size", [1000, 300_000, 5 * MIB, 9 * MIB])
+@pytest.mark.parametrize("part", [-200, 0, 0.6, 0.99])
+def test_what_was_not_verified_is_never_left_in_memory(fast_path: Path, size: int, part: float) -> None:
+    """Header, begin, middle and end of objects that are read whole, block by block, and part by part."""
+    unit = World((size, 100, 100), columns=3).unit(tokens_of(1, 1))
+    with DiskStore.open(fast_path / "s", 256 * MIB) as store:
+        assert store.publish(unit).stored
+        path = only_extent(fast_path / "s")
+        where = [offset for kind, offset, length in records(path) if kind == TYPE_OBJECT and length == size][1]
+        flip(path, where + HEADER + (part if part < 0 else int(part * size)))
+        places = store.lookup(LAYOUT, unit.digests).places
+        places = places.take(places.entries["group"] == FULL)
+        into = np.full(3 * size, 7, np.uint8)
+        result = store.read(places, into, np.arange(3) * size)
+        assert result.results.tolist() == [Result.OK, Result.INTEGRITY, Result.OK]
+        left = into[size : 2 * size]
+        assert (left == 7).all() or not left.any()
+        for i in (0, 2):
+            assert into[i * size : (i + 1) * size].tobytes() == unit.objects[i].payload.tobytes()

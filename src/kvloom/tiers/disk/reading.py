@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from kvloom.tiers.disk.extents import Pins
 from kvloom.tiers.disk.files import FileOps, aligned
-from kvloom.tiers.disk.format import ALIGN, CHECK_AT, HEADER, PAGE
+from kvloom.tiers.disk.format import ALIGN, CHECK_AT, HEADER, PAGE, padded
 from kvloom.tiers.disk.runs import object_headers
 from kvloom.tiers.disk.sinks import Sink, Stream
 from kvloom.tiers.disk.values import Places, ReadResult, Result
@@ -116,7 +116,7 @@ class Reader:
         stream = None
         if end - begin > BUFFER and len(which) == 1:
             stream = job.sink.stream(int(which[0]), int(job.places.entries["length"][which[0]]))
-        size = BUFFER if stream is not None else max(BUFFER, end - begin)
+        size = BUFFER + PAGE if stream is not None else max(BUFFER, end - begin)
         buffer = self._buffers.get()
         try:
             if len(buffer) < size:
@@ -147,8 +147,11 @@ class Reader:
         entry = job.places.entries[number]
         at = int(entry["offset"]) - begin
         left, good = int(entry["length"]), at % ALIGN == 0
-        for offset in range(begin, end, CHUNK):
-            part = self._read(job, fd, buffer[: min(CHUNK, end - offset)], offset)
+        # Even parts: a last one of a few pages would cost as much time as a large one.
+        count = -(-(end - begin) // BUFFER)
+        step = padded((end - begin) // count + PAGE, PAGE)
+        for offset in range(begin, end, step):
+            part = self._read(job, fd, buffer[: min(step, end - offset)], offset)
             if offset == begin:
                 good = good and np.array_equal(part[at : at + CHECK_AT], job.expected[number])
                 part = part[at + HEADER :]
