@@ -74,3 +74,11 @@ class WrongThreadError(KVLoomError):
 
 class MissingExtraError(KVLoomError, ImportError):
     """An optional dependency is not installed; the message names the extra to install."""
+
+
+class StoreError(KVLoomError):
+    """A disk store cannot be used as it is; the message says how to go on."""
+
+
+class FormatError(StoreError):
+    """Bytes on disk (a store, an archive) are not what they should be, or were written by a newer kvloom."""

@@ -15,6 +15,7 @@ from kvloom.cli.bench import bench
 from kvloom.cli.failures import guarded
 from kvloom.cli.group import Commands
 from kvloom.cli.replay import replay
+from kvloom.cli.store import store
 from kvloom.cli.warmup import warmup
 
 app = typer.Typer(
@@ -201,3 +202,4 @@ def demo(as_json: AsJson = False) -> int:
 app.command()(replay)
 app.command()(warmup)
 app.add_typer(bench)
+app.add_typer(store)

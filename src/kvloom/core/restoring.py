@@ -1,0 +1,284 @@
+"""What a request could resume from with the help of colder tiers: which objects to bring, and bringing them in.
+
+A chain of *rows* stands for the prompt: row ``k`` is its segment ``k``, and one more row, when ``tail`` is not 0, the
+checkpoint of ``tail`` tokens behind the last segment.  ``cold`` int8 [rows, columns] says with which grade a colder tier
+has each object, -1 for not at all.  The device knows the first rows as nodes ``path[k + 1]``.
+"""
+
+from __future__ import annotations
+
+from kvloom.core._jit import inlined, jit
+from kvloom.core.arrays import Arrays
+from kvloom.core.block_pool import hold, release
+from kvloom.core.eviction import make_node_room, take_or_evict
+from kvloom.core.fields import CARRIED, COL_BASE, COLUMNS, GRADE, NEED, RULE, RULE_PREFIX, RULE_SNAPSHOT, SLOT_BASE
+from kvloom.core.heat import use_checkpoint
+from kvloom.core.hybrid_match import fault
+from kvloom.core.lifecycle import LOADING, READY, move
+from kvloom.core.prefix_index import (
+    add_anchor,
+    adopt,
+    drop_anchor,
+    find_checkpoint,
+    new_node,
+    refresh_spine,
+    touch,
+)
+from kvloom.core.room import lacks_room
+from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
+from kvloom.types import AnyArray
+
+ROW, GROUP, COLUMN, SLOT, ITEM_GRADE = range(5)
+"""Columns of ``items``, int32: the row, the group, the column within the group, the global slot, the grade."""
+ITEM_COLUMNS = 5
+
+
+@inlined
+def _node(path: AnyArray, known: int, checkpoint: int, segments: int, row: int) -> int:
+    """The node of a row, or -1 when the device does not know it."""
+    if row >= segments:
+        return checkpoint
+    return path[row + 1] if row < known else -1
+
+
+@inlined
+def _there(a: Arrays, n: int, c: int, g: int, floor: int) -> bool:
+    return n >= 0 and fault(a, n, c, g, floor) == 0
+
+
+@jit
+def _resumable(
+    a: Arrays, path: AnyArray, known: int, checkpoint: int, cold: AnyArray, segments: int, position: int, floor: int
+) -> bool:
+    """Whether everything that ``position`` needs is on the device or cold, prefix blocks of whole segments aside."""
+    for g in range(a.group.shape[0]):
+        base, per_segment = a.group[g, COL_BASE], a.group[g, COLUMNS]
+        if a.group[g, RULE] == RULE_SNAPSHOT:
+            if snapshot_needed(a, g, position):
+                row = (position - 1) // a.tokens.shape[1]
+                n = _node(path, known, checkpoint, segments, row)
+                if cold[row, base] < floor and not _there(a, n, base, g, floor):
+                    return False
+            continue
+        first = first_block_needed(a, g, position)
+        if a.group[g, RULE] == RULE_PREFIX:
+            first = max(first, position // a.tokens.shape[1] * per_segment)
+        for block in range(blocks_at(a, g, position) - 1, first - 1, -1):
+            row = block // per_segment
+            c = base + block - row * per_segment
+            if cold[row, c] < floor and not _there(a, _node(path, known, checkpoint, segments, row), c, g, floor):
+                return False
+    return True
+
+
+@jit
+def reachable(
+    a: Arrays, path: AnyArray, known: int, checkpoint: int, cold: AnyArray, segments: int, tail: int, floor: int
+) -> int:
+    """The deepest position of the chain at which every group could resume once what is cold was brought."""
+    segment = a.tokens.shape[1]
+    whole = 0
+    while whole < segments:
+        complete = True
+        for g in range(a.group.shape[0]):
+            if a.group[g, RULE] == RULE_PREFIX:
+                for c in range(a.group[g, COL_BASE], a.group[g, COL_BASE] + a.group[g, COLUMNS]):
+                    n = _node(path, known, checkpoint, segments, whole)
+                    if cold[whole, c] < floor and not _there(a, n, c, g, floor):
+                        complete = False
+        if not complete:
+            break
+        whole += 1
+    if tail > 0 and whole == segments:
+        position = segments * segment + tail
+        if _resumable(a, path, known, checkpoint, cold, segments, position, floor):
+            return position
+    while whole > 0 and not _resumable(a, path, known, checkpoint, cold, segments, whole * segment, floor):
+        whole -= 1
+    return whole * segment
+
+
+@jit
+def list_needed(
+    a: Arrays,
+    path: AnyArray,
+    known: int,
+    checkpoint: int,
+    cold: AnyArray,
+    segments: int,
+    position: int,
+    floor: int,
+    present: bool,
+    items: AnyArray,
+) -> int:
+    """Write what ``position`` needs into ``items`` and return how many.
+
+    ``present``: what is on the device and not as good in the colder tier, with its slot (to be stored); else what is not
+    on the device at ``floor`` or better (to be loaded).
+    """
+    count = 0
+    for g in range(a.group.shape[0]):
+        base, per_segment = a.group[g, COL_BASE], a.group[g, COLUMNS]
+        if a.group[g, RULE] == RULE_SNAPSHOT:
+            row = (position - 1) // a.tokens.shape[1]
+            first, last = (row, row + 1) if snapshot_needed(a, g, position) else (0, 0)
+        else:
+            first, last = first_block_needed(a, g, position), blocks_at(a, g, position)
+        for block in range(first, last):
+            row = block // per_segment
+            c = base + block - row * per_segment
+            n = _node(path, known, checkpoint, segments, row)
+            here = _there(a, n, c, g, floor)
+            s = a.group[g, SLOT_BASE] + a.columns[n, c] if here else -1
+            if present:
+                if not here or a.slot[s, GRADE] <= cold[row, c]:
+                    continue
+            elif here:
+                continue
+            items[count, ROW] = row
+            items[count, GROUP] = g
+            items[count, COLUMN] = c - base
+            items[count, SLOT] = s
+            items[count, ITEM_GRADE] = a.slot[s, GRADE] if here else cold[row, c]
+            count += 1
+    return count
+
+
+@jit
+def hold_needed(
+    a: Arrays, path: AnyArray, known: int, checkpoint: int, segments: int, position: int, floor: int, held: AnyArray
+) -> int:
+    """Hold the windows and snapshots on the device that ``position`` needs, so that making room leaves them.
+
+    ``held`` int32 [n, 2]: group and global slot; returns how many.
+    """
+    count = 0
+    for g in range(a.group.shape[0]):
+        base, per_segment = a.group[g, COL_BASE], a.group[g, COLUMNS]
+        first, last = 0, 0
+        if a.group[g, RULE] == RULE_SNAPSHOT:
+            row = (position - 1) // a.tokens.shape[1]
+            if snapshot_needed(a, g, position):
+                first, last = row, row + 1
+        else:
+            first, last = first_block_needed(a, g, position), blocks_at(a, g, position)
+            if a.group[g, RULE] == RULE_PREFIX:
+                first = max(first, segments * per_segment)  # those of the checkpoint; the path protects the others
+        for block in range(first, last):
+            row = block // per_segment
+            c = base + block - row * per_segment
+            n = _node(path, known, checkpoint, segments, row)
+            if _there(a, n, c, g, floor):
+                s = a.group[g, SLOT_BASE] + a.columns[n, c]
+                hold(a, g, s)
+                held[count, 0] = g
+                held[count, 1] = s
+                count += 1
+    return count
+
+
+@jit
+def _new(a: Arrays, parent: int, tokens: AnyArray, start: int, count: int) -> int:
+    n = new_node(a, parent, tokens, start, count)
+    while n < 0 and make_node_room(a):
+        n = new_node(a, parent, tokens, start, count)
+    return n
+
+
+@jit
+def make_path(a: Arrays, path: AnyArray, known: int, tokens: AnyArray, position: int) -> int:
+    """Make the nodes that the device lacks up to ``position``; returns the last one, anchored, or -1 (then none is new).
+
+    ``path`` gets those of whole segments.
+    """
+    segment = a.tokens.shape[1]
+    segments = position // segment
+    n = path[min(known, segments)]
+    add_anchor(a, n)
+    for row in range(known, segments):
+        child = _new(a, n, tokens, row * segment, segment)
+        drop_anchor(a, n)  # its child keeps it; without one it may go
+        if child < 0:
+            return -1
+        n = child
+        path[row + 1] = n
+    if position > segments * segment:
+        child = find_checkpoint(a, n, tokens, segments * segment, position - segments * segment)
+        if child >= 0:
+            add_anchor(a, child)
+        else:
+            child = _new(a, n, tokens, segments * segment, position - segments * segment)
+        drop_anchor(a, n)
+        n = child
+    if n >= 0:
+        a.scalars[CARRIED] += 1
+    return n
+
+
+@jit
+def reserve_items(a: Arrays, items: AnyArray, count: int) -> int:
+    """Take a slot for every item; -1, or the group without room (then none is taken)."""
+    for g in range(a.group.shape[0]):
+        a.group[g, NEED] = 0
+    for i in range(count):
+        a.group[items[i, GROUP], NEED] += 1
+    short = lacks_room(a)
+    if short >= 0:
+        return short
+    for i in range(count):
+        g = items[i, GROUP]
+        s = take_or_evict(a, g)
+        if s < 0:
+            for j in range(i):
+                release(a, items[j, GROUP], items[j, SLOT])
+            return g
+        move(a.slot, s, LOADING)
+        a.slot[s, GRADE] = items[i, ITEM_GRADE]
+        items[i, SLOT] = s
+    return -1
+
+
+@jit
+def finish_load(a: Arrays, path: AnyArray, end: int, segments: int, items: AnyArray, good: AnyArray) -> None:
+    """Publish the items that arrived (``good``: bool) and give back the slots of the others; let go of the path."""
+    for i in range(len(items)):
+        g, s = items[i, GROUP], items[i, SLOT]
+        n = path[items[i, ROW] + 1] if items[i, ROW] < segments else end
+        if good[i]:
+            move(a.slot, s, READY)
+            adopt(a, n, a.group[g, COL_BASE] + items[i, COLUMN], g, s)
+            touch(a, n)
+        release(a, g, s)
+    for i in range(len(items)):
+        refresh_spine(a, path[items[i, ROW] + 1] if items[i, ROW] < segments else end)
+    use_checkpoint(a, end)
+    let_go(a, end)
+
+
+@jit
+def let_go(a: Arrays, end: int) -> None:
+    """Drop the anchor that ``make_path`` left on its last node."""
+    touch(a, end)
+    a.scalars[CARRIED] -= 1
+    drop_anchor(a, end)
+
+
+@jit
+def release_all(a: Arrays, held: AnyArray, count: int) -> None:
+    """Release ``held[:count]``: int32 group and global slot."""
+    for i in range(count):
+        release(a, held[i, 0], held[i, 1])
+
+
+@jit
+def hold_items(a: Arrays, items: AnyArray, count: int) -> None:
+    """Hold the slots of ``items[:count]``, so that they stay while they are stored."""
+    for i in range(count):
+        hold(a, items[i, GROUP], items[i, SLOT])
+
+
+@jit
+def release_items(a: Arrays, items: AnyArray) -> None:
+    """What ``hold_items`` held."""
+    for i in range(len(items)):
+        release(a, items[i, GROUP], items[i, SLOT])

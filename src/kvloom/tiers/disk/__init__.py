@@ -1,0 +1,36 @@
+"""The disk tier: large append-only extent files for bytes, SQLite for the index (``docs/format.md``).
+
+It stores and finds what it is told to and decides nothing about prefixes.  Everything that a caller needs is here.
+"""
+
+from kvloom.tiers.disk.files import FileOps
+from kvloom.tiers.disk.store import DiskStore
+from kvloom.tiers.disk.values import (
+    Fill,
+    Found,
+    Need,
+    NewObject,
+    Outcome,
+    PayloadForm,
+    Places,
+    Published,
+    ReadResult,
+    Result,
+    Unit,
+)
+
+__all__ = [
+    "DiskStore",
+    "FileOps",
+    "Fill",
+    "Found",
+    "Need",
+    "NewObject",
+    "Outcome",
+    "PayloadForm",
+    "Places",
+    "Published",
+    "ReadResult",
+    "Result",
+    "Unit",
+]

@@ -1,0 +1,159 @@
+"""Finding what is stored: of a chain, of everything, and what changed since."""
+
+from __future__ import annotations
+
+import enum
+import sqlite3
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvloom.tiers.disk.format import DIGEST, PLACE
+from kvloom.tiers.disk.index import Index, IndexCorruptError
+from kvloom.tiers.disk.rows import PARAMETERS, NodeRow, every_node, layout_id, layouts, nodes
+from kvloom.tiers.disk.values import Digests, Found, Places, no_places
+
+BATCH = 1024
+CHANGES_KEPT, CHANGES_STEP = 4096, 64
+"""Changes that are remembered; how often the older ones are dropped."""
+
+
+class What(enum.IntEnum):
+    """What happened to a node."""
+
+    PUBLISHED = 1
+    """A unit that ends there was published, or came to need more."""
+    REMOVED = 2
+    """A unit that ended there was removed."""
+    CHANGED = 3
+    """Objects of the node are gone: dropped, or quarantined."""
+    CLEARED = 4
+    """Everything of a namespace, whose root is the digest, is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What other handles (and this one) did since ``since``.
+
+    ``complete`` is False when the record does not reach back that far, or the index was made anew: read the catalogue
+    again then.  ``latest`` goes into the next call.
+    """
+
+    latest: int
+    complete: bool
+    items: tuple[tuple[What, bytes, bytes], ...]
+    """(what, layout, node digest), oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Some nodes of one layout.
+
+    Attributes:
+        layout: 32 bytes.
+        digests, parents: uint8 ``[n, 32]``.
+        depth: int64 ``[n]``, 0 for the first node of a chain.
+        tokens: int32, of all nodes one after the other; those of node i are ``[starts[i], starts[i + 1])``.
+        starts: int64 ``[n + 1]``.
+        boundary: bool ``[n]``.
+        touched: int64 ``[n]``: when the unit that ends there was last used, 0 where there is none.
+        places: objects of these nodes; ``places.rows`` are rows of ``digests``.
+    """
+
+    layout: bytes
+    digests: Digests
+    parents: Digests
+    depth: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int64]
+    boundary: npt.NDArray[np.bool_]
+    touched: npt.NDArray[np.int64]
+    places: Places
+
+
+def _stack(parts: list[bytes]) -> Digests:
+    return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, DIGEST)
+
+
+def _places(layout: bytes, rows: list[NodeRow], at: list[int]) -> Places:
+    if not rows:
+        return no_places(layout)
+    counts = np.array([len(row.objects) for row in rows], np.int64)
+    entries = np.concatenate([row.objects for row in rows]).astype(PLACE, copy=False)
+    which = np.repeat(np.arange(len(rows)), counts)
+    return Places(layout, _stack([row.digest for row in rows])[which], entries, np.array(at, np.int64)[which])
+
+
+def _boundaries(db: sqlite3.Connection, ids: list[int]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for begin in range(0, len(ids), PARAMETERS):
+        part = ids[begin : begin + PARAMETERS]
+        query = f"SELECT node, touched FROM boundaries WHERE node IN ({','.join('?' * len(part))})"  # noqa: S608
+        found.update(db.execute(query, part).fetchall())
+    return found
+
+
+def lookup(index: Index, layout: bytes, digests: Digests) -> Found:
+    """What is stored of the nodes ``digests``; see ``DiskStore.lookup``."""
+    asked = [row.tobytes() for row in digests]
+    known, boundary = np.zeros(len(asked), np.bool_), np.zeros(len(asked), np.bool_)
+    with index.read() as db:
+        number = layout_id(db, layout)
+        found = {} if number is None else nodes(db, number, asked)
+        ends = _boundaries(db, [row.id for row in found.values()])
+    rows, at = [], []
+    for i, digest in enumerate(asked):
+        row = found.get(digest)
+        if row is not None:
+            known[i], boundary[i] = True, row.id in ends
+            rows.append(row)
+            at.append(i)
+    return Found(known, boundary, _places(layout, rows, at))
+
+
+def catalogue(index: Index, after: int) -> tuple[int, list[Batch]]:
+    """Some nodes after number ``after``, by layout, and the last number; nothing at the end."""
+    with index.read() as db:
+        part = every_node(db, after, BATCH)
+        names, ends = layouts(db), _boundaries(db, [row.id for row in part])
+    batches = []
+    for number in sorted({row.layout for row in part}):
+        rows = [row for row in part if row.layout == number]
+        batches.append(_batch(names[number], rows, ends))
+    return (part[-1].id if part else after), batches
+
+
+def _batch(layout: bytes, rows: list[NodeRow], ends: dict[int, int]) -> Batch:
+    counts = np.array([len(row.tokens) // 4 for row in rows], np.int64)
+    return Batch(
+        layout,
+        _stack([row.digest for row in rows]),
+        _stack([row.parent for row in rows]),
+        np.array([row.depth for row in rows], np.int64),
+        np.frombuffer(b"".join(row.tokens for row in rows), "<i4").astype(np.int32, copy=False),
+        np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]),
+        np.array([row.id in ends for row in rows], np.bool_),
+        np.array([ends.get(row.id, 0) for row in rows], np.int64),
+        _places(layout, rows, list(range(len(rows)))),
+    )
+
+
+def changes(index: Index, since: int) -> Changes:
+    """What happened after number ``since``."""
+    with index.read() as db:
+        first, latest = db.execute("SELECT coalesce(min(seq), 0), coalesce(max(seq), 0) FROM changes").fetchone()
+        rows = db.execute("SELECT what, layout, digest FROM changes WHERE seq > ? ORDER BY seq", (since,)).fetchall()
+    complete = since <= latest and (since >= first - 1 or latest == 0)
+    try:
+        items = tuple((What(what), layout, digest) for what, layout, digest in rows)
+    except ValueError:
+        raise IndexCorruptError("a change in the index is damaged") from None
+    return Changes(latest, complete, items)
+
+
+def note(db: sqlite3.Connection, what: What, layout: bytes, digest: bytes) -> None:
+    """Enter a change."""
+    made = db.execute("INSERT INTO changes (what, layout, digest) VALUES (?, ?, ?)", (int(what), layout, digest))
+    if made.lastrowid is not None and made.lastrowid % CHANGES_STEP == 0:
+        db.execute("DELETE FROM changes WHERE seq <= ?", (made.lastrowid - CHANGES_KEPT,))

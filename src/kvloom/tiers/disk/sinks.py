@@ -1,0 +1,109 @@
+"""Where verified objects go: to a function, or to places in one buffer, block by block while they are hashed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from kvloom.tiers.disk.format import checksum
+from kvloom.types import IntArray
+
+BLOCK = 256 << 10
+"""Bytes that are copied while the cache of the core still has them from hashing."""
+
+Bytes = npt.NDArray[np.uint8]
+Deliver = Callable[[int, Bytes], None]
+"""Called from the reading threads with an object's number and its verified payload, which is only valid meanwhile."""
+
+
+class Stream(Protocol):
+    """Takes the payload of one object part by part."""
+
+    def add(self, part: Bytes) -> None:
+        """The next bytes."""
+
+    def end(self, check: bytes) -> bool:
+        """Whether all bytes together have this checksum; if not, nothing of them is left where they were put."""
+
+
+class Sink(Protocol):
+    """Thread-safe."""
+
+    def take(self, number: int, payload: Bytes, check: bytes) -> bool:
+        """Deliver an object if its payload has this checksum, and say whether it has."""
+
+    def stream(self, number: int, length: int) -> Stream | None:
+        """For an object that is too large for one buffer; None: the sink wants it whole."""
+
+
+class Handing:
+    """Hands every verified object to a function."""
+
+    def __init__(self, deliver: Deliver) -> None:
+        self._deliver = deliver
+
+    def take(self, number: int, payload: Bytes, check: bytes) -> bool:  # noqa: D102
+        if checksum(payload) != check:
+            return False
+        self._deliver(number, payload)
+        return True
+
+    def stream(self, number: int, length: int) -> Stream | None:  # noqa: D102
+        return None
+
+
+class Copying:
+    """Copies objects into a buffer at ``starts``; where one turns out to be damaged, zeros are left."""
+
+    def __init__(self, into: Bytes, starts: IntArray) -> None:
+        self._into, self._starts = into, starts.tolist()
+
+    def take(self, number: int, payload: Bytes, check: bytes) -> bool:  # noqa: D102
+        if len(payload) > BLOCK:
+            stream = self.stream(number, len(payload))
+            stream.add(payload)
+            return stream.end(check)
+        if checksum(payload) != check:
+            return False
+        start = self._starts[number]
+        self._into[start : start + len(payload)] = payload
+        return True
+
+    def stream(self, number: int, length: int) -> _Copy:  # noqa: D102
+        start = self._starts[number]
+        return _Copy(self._into[start : start + length])
+
+
+class _Copy:
+    def __init__(self, into: Bytes) -> None:
+        self._into, self._done, self._state = into, 0, xxhash.xxh3_128()
+
+    def add(self, part: Bytes) -> None:
+        for begin in range(0, len(part), BLOCK):
+            block = part[begin : begin + BLOCK]
+            self._state.update(block.data)
+            self._into[self._done : self._done + len(block)] = block
+            self._done += len(block)
+
+    def end(self, check: bytes) -> bool:
+        good = self._done == len(self._into) and self._state.digest() == check
+        if not good:
+            self._into[:] = 0
+        return good
+
+
+class Renumbered:
+    """A sink for some of the objects of another one: object i here is object ``numbers[i]`` there."""
+
+    def __init__(self, sink: Sink, numbers: IntArray) -> None:
+        self._sink, self._numbers = sink, numbers.tolist()
+
+    def take(self, number: int, payload: Bytes, check: bytes) -> bool:  # noqa: D102
+        return self._sink.take(self._numbers[number], payload, check)
+
+    def stream(self, number: int, length: int) -> Stream | None:  # noqa: D102
+        return self._sink.stream(self._numbers[number], length)

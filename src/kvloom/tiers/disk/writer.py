@@ -1,0 +1,98 @@
+"""The one writer of a handle: it appends runs to its extent, takes a new extent when one is full, and gives it up."""
+
+from __future__ import annotations
+
+import contextlib
+
+from kvloom.tiers.disk.directory import Directory
+from kvloom.tiers.disk.extents import OpenExtent, begin_extent, create_extent, extent_rows, put_extent
+from kvloom.tiers.disk.files import FileOps
+from kvloom.tiers.disk.format import PAGE
+from kvloom.tiers.disk.index import OPEN, SEALED, Index
+from kvloom.tiers.disk.runs import Run, Staging
+from kvloom.tiers.disk.space import EXTENT_EXTRA, Cap, fits
+from kvloom.types import AnyArray
+
+
+class NoRoomError(Exception):
+    """The run does not fit under the cap at present."""
+
+
+class Writer:
+    """Not thread-safe: its owner holds a lock."""
+
+    def __init__(self, directory: Directory, ops: FileOps) -> None:
+        self._directory, self._ops = directory, ops
+        self._staging = Staging(ops)
+        self.extent: OpenExtent | None = None
+        self.bytes_written = 0
+
+    def has(self, size: int) -> bool:
+        """Whether the present extent takes ``size`` bytes more."""
+        return self.extent is not None and self.extent.left >= size
+
+    def claim(self, index: Index, cap: Cap, size: int, *, headroom: int) -> None:
+        """Have an extent with ``size`` bytes left, and beside it ``headroom`` under the cap.
+
+        Raises NoRoomError when the cap forbids it, OSError.
+        """
+        if self.has(size):
+            return
+        self.release(index)
+        made = create_extent(self._directory, self._ops, 0)
+        try:
+            for reserved in (max(cap.extent, size + PAGE), size + PAGE):
+                with index.write() as db:
+                    if fits(db, index, cap, reserved + EXTENT_EXTRA + headroom):
+                        made.reserved = reserved
+                        put_extent(db, made.row())
+                        break
+            else:
+                raise NoRoomError
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self._ops.unlink(self._directory.extent(made.id))
+            self._ops.close(made.fd)
+            raise
+        # From here on the file is in the index: if its first page fails, release() gives it back.
+        self.extent = made
+        begin_extent(self._directory, self._ops, made, cap.bytes)
+
+    def append(self, run: Run) -> AnyArray:
+        """Write a run into the claimed extent and sync it; returns its ``PLACE[objects]``.  Raises OSError."""
+        extent = self.extent
+        assert extent is not None
+        assert extent.left >= run.size
+        start, extent.end = extent.end, extent.end + run.size
+        places = self._staging.write(run, extent.fd, extent.id, start)
+        self._ops.sync_data(extent.fd)
+        self.bytes_written += run.size
+        return places
+
+    def release(self, index: Index) -> None:
+        """Give the extent up: it stays as long as what is published, and gives back what it did not use."""
+        extent = self.extent
+        if extent is None:
+            return
+        self.extent = None
+        try:
+            with contextlib.suppress(OSError):
+                self._ops.truncate(extent.fd, extent.used)
+                extent.reserved = extent.used
+            with index.write() as db:
+                row = extent_rows(db).get(extent.id)
+                if row is not None and row.state == OPEN:
+                    put_extent(db, extent.row(SEALED))
+        finally:
+            self._ops.close(extent.fd)
+
+    def forget(self) -> None:
+        """Give the extent up without an index."""
+        if self.extent is not None:
+            self._ops.close(self.extent.fd)
+            self.extent = None
+
+    def close(self) -> None:
+        """End the threads."""
+        self.forget()
+        self._staging.close()

@@ -1,0 +1,76 @@
+"""Several processes on one directory, killed and started again at random, with the bytes on disk watched."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from tests.tiers.disk.world import MIB
+
+from kvloom.tiers.disk import DiskStore
+from kvloom.tiers.disk.checking import disk_usage
+
+CAP = 12 * MIB
+
+
+@dataclass
+class Herd:
+    """What happened: operations of all processes, kills, the most bytes on disk, and what a check said at the end."""
+
+    operations: int = 0
+    kills: int = 0
+    ended: int = 0
+    most: int = 0
+
+
+def run(directory: Path, log: IO[str], *, kills: int, seed: int, processes: int = 2, steps: int = 400) -> Herd:
+    """Until so many were killed; raises AssertionError when one fails, or when the store is not in order afterwards."""
+    rng, done = random.Random(seed), Herd()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with DiskStore.open(directory, CAP) as store:
+        place = store._directory
+
+        def start(number: int) -> subprocess.Popen[str]:
+            command = [sys.executable, "-m", "tests.tiers.disk.worker", str(directory), str(number), str(steps)]
+            # Another hash seed for everyone: nothing may depend on it (D12).
+            mine = {**environment, "PYTHONHASHSEED": str(number % 1000)}
+            root = Path(__file__).parents[3]
+            return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, text=True, env=mine, cwd=root)
+
+        herd = [start(seed + i) for i in range(processes)]
+        started = processes
+        try:
+            while done.kills < kills:
+                until = time.monotonic() + rng.uniform(0.05, 1.2)
+                while time.monotonic() < until:
+                    done.most = max(done.most, disk_usage(place))
+                victim = rng.randrange(processes)
+                if herd[victim].poll() is None:
+                    herd[victim].send_signal(signal.SIGKILL)
+                    done.kills += 1
+                else:
+                    assert herd[victim].returncode == 0, "a process failed"
+                    done.ended += 1
+                herd[victim].wait()
+                herd[victim] = start(seed + started)
+                started += 1
+        finally:
+            for process in herd:
+                process.kill()
+                process.wait()
+    with DiskStore.open(directory) as store:
+        checked = store.verify()
+        assert checked.ok, checked
+        store.gc()
+        contents = store.contents()
+        assert contents.on_disk <= contents.in_use <= CAP
+        assert contents.extents == len(store._directory.extent_files()), "orphans are left"
+    assert done.most <= CAP, f"{done.most} bytes were on disk, the cap is {CAP}"
+    return done

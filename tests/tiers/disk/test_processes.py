@@ -1,0 +1,80 @@
+"""Two processes, one directory, killed and started again at random (D6, D8, D12)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.tiers.disk import herd
+from tests.tiers.disk.world import MIB, World, hit, tokens_of
+
+from kvloom.tiers.disk import DiskStore
+
+
+def test_d6_processes_that_are_killed_and_come_again(fast_path: Path) -> None:
+    log = fast_path / "log"
+    with log.open("w+") as file:
+        try:
+            done = herd.run(fast_path / "s", file, kills=20, seed=1)
+        finally:
+            file.seek(0)
+            said = file.read()
+    assert said.count(".") > 500, said
+    assert "Traceback" not in said
+    assert done.most > 2 * MIB
+
+
+def test_d6_two_handles_store_the_same_thing(fast_path: Path) -> None:
+    world = World()
+    with DiskStore.open(fast_path / "s", 64 * MIB) as one, DiskStore.open(fast_path / "s") as two:
+        for i in range(20):
+            unit = world.unit(tokens_of(i, 3))
+            outcomes = [store.publish(unit) for store in (one, two)]
+            assert [o.objects for o in outcomes] == [len(unit.objects), 0]
+            assert hit(one, world, unit)
+            assert hit(two, world, unit)
+        assert len(list((fast_path / "s" / "extents").iterdir())) == 1
+
+
+def test_d12_keys_do_not_depend_on_the_hash_seed(fast_path: Path) -> None:
+    code = (
+        "import sys; from tests.tiers.disk.world import *; from kvloom.tiers.disk import DiskStore\n"
+        "store = DiskStore.open(sys.argv[1], 64 << 20); unit = World().unit(tokens_of(1, 3))\n"
+        "print(hit(store, World(), unit), store.publish(unit).outcome.value); store.close()"
+    )
+    said = []
+    for seed in ("1", "2"):
+        environment = {
+            **os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+        }  # fmt: skip
+        command = [sys.executable, "-c", code, str(fast_path / "s")]
+        root = Path(__file__).parents[3]
+        done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=True)
+        said.append(done.stdout.split())
+    assert said == [["False", "published"], ["True", "known"]]
+
+
+@pytest.mark.parametrize("clear", [True, False])
+def test_another_process_renews_the_index_under_an_open_handle(fast_path: Path, clear: bool) -> None:
+    world = World()
+    first, second = world.unit(tokens_of(1, 3)), world.unit(tokens_of(2, 3))
+    with DiskStore.open(fast_path / "s", 64 * MIB) as one, DiskStore.open(fast_path / "s") as two:
+        assert one.publish(first).stored
+        mark = one.changes(0)
+        if clear:
+            two.clear()
+        else:
+            next((fast_path / "s").glob("index-*.sqlite")).write_bytes(b"nonsense" * 1000)
+            two._index.run(lambda index: index.checkpoint()) if False else two.verify()
+        assert hit(one, world, first) == (not clear)
+        assert not one.changes(mark.latest).complete
+        outcome = one.publish(second)
+        if not outcome.stored:  # the extent that it was about to write to is gone
+            assert outcome.reason
+        assert two.publish(second).stored or outcome.stored
+        assert hit(one, world, second)
+        assert hit(two, world, second)
+        assert one.verify().ok

@@ -1,0 +1,193 @@
+"""Publish, look up, read, restart."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.tiers.disk.world import FULL, LAYOUT, MIB, SNAPSHOT, World, hit, payload, read_all, tokens_of
+
+from kvloom.errors import InputError, StoreError
+from kvloom.tiers.disk import DiskStore, Fill, Need, NewObject, Outcome, Unit
+from kvloom.types import Grade
+
+WORLD = World()
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with DiskStore.open(tmp_path / "store", 64 * MIB) as opened:
+        yield opened
+
+
+def test_a_unit_is_found_and_read(store: DiskStore) -> None:
+    unit = WORLD.unit(tokens_of(1, 5, ragged=3))
+    done = store.publish(unit)
+    assert done.outcome is Outcome.PUBLISHED
+    assert done.objects == len(unit.objects)
+    found = store.lookup(LAYOUT, unit.digests)
+    assert found.known.all()
+    assert found.boundary.tolist() == [False] * 5 + [True]
+    into = np.zeros(found.places.nbytes, np.uint8)
+    lengths = found.places.entries["length"].astype(np.int64)
+    offsets = np.cumsum(lengths) - lengths
+    result = store.read(found.places, into, offsets)
+    assert result.ok
+    for i, entry in enumerate(found.places.entries):
+        right = payload(found.places.digests[i].tobytes(), int(entry["group"]), int(entry["column"]), int(lengths[i]))
+        assert (into[offsets[i] : offsets[i] + lengths[i]] == right).all()
+
+
+def test_d11_everything_is_there_after_a_restart_and_nothing_is_written_twice(tmp_path: Path) -> None:
+    units = [WORLD.unit(tokens_of(i, 4)) for i in range(5)]
+    with DiskStore.open(tmp_path / "store", 64 * MIB) as store:
+        assert all(store.publish(unit).outcome is Outcome.PUBLISHED for unit in units)
+    sizes = {path.name: path.stat().st_size for path in (tmp_path / "store" / "extents").iterdir()}
+    with DiskStore.open(tmp_path / "store") as store:
+        assert all(hit(store, WORLD, unit) for unit in units)
+        assert all(store.publish(unit).outcome is Outcome.KNOWN for unit in units)
+    assert sizes == {path.name: path.stat().st_size for path in (tmp_path / "store" / "extents").iterdir()}
+
+
+def test_a_longer_unit_brings_only_what_is_new(store: DiskStore) -> None:
+    tokens = tokens_of(1, 8)
+    store.publish(WORLD.unit(tokens[:32]))
+    longer = WORLD.unit(tokens, have=4)
+    assert store.publish(longer).outcome is Outcome.PUBLISHED
+    assert hit(store, WORLD, longer)
+    assert hit(store, WORLD, WORLD.unit(tokens[:32]))
+
+
+def test_a_unit_that_lacks_objects_stays_absent(store: DiskStore) -> None:
+    tokens = tokens_of(1, 8)
+    assert store.publish(WORLD.unit(tokens, have=4)).outcome is Outcome.INCOMPLETE
+    assert not store.lookup(LAYOUT, WORLD.unit(tokens).digests).known.any()
+
+
+def test_a_better_grade_replaces_and_a_worse_one_does_not(store: DiskStore) -> None:
+    tokens = tokens_of(1, 2)
+    faithful, canonical = (WORLD.unit(tokens, grade=grade) for grade in (Grade.FAITHFUL, Grade.CANONICAL))
+    assert store.publish(faithful).objects == 7
+    assert store.publish(canonical).objects == 7
+    assert set(store.lookup(LAYOUT, canonical.digests).places.entries["grade"].tolist()) == {int(Grade.CANONICAL)}
+    assert store.publish(faithful).outcome is Outcome.KNOWN
+    assert hit(store, WORLD, canonical)
+
+
+def test_a_payload_may_write_itself(store: DiskStore) -> None:
+    unit = WORLD.unit(tokens_of(1, 1))
+    seen = []
+
+    def write(room: memoryview) -> None:
+        seen.append(np.frombuffer(room, np.uint8).ctypes.data % 256)
+        room[:] = payload(unit.digests[0].tobytes(), FULL, 0, 5 * MIB).tobytes()
+
+    item = NewObject(0, FULL, 0, Grade.CANONICAL, Fill(5 * MIB, write))
+    one = Unit(LAYOUT, unit.root, unit.digests, unit.tokens, unit.segment, [item], [Need(FULL, 0, 1)])
+    assert store.publish(one).stored
+    assert seen == [0]
+    data, results = read_all(store, store.lookup(LAYOUT, unit.digests).places)
+    assert not results.any()
+    assert data == [payload(unit.digests[0].tobytes(), FULL, 0, 5 * MIB).tobytes()]
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 4096, 65_536, 4 * MIB - 256, 4 * MIB, 4 * MIB + 1, 9 * MIB])
+def test_objects_of_any_size(store: DiskStore, size: int) -> None:
+    world = World((size, 700, 1), columns=3)
+    unit = world.unit(tokens_of(2, 1))
+    assert store.publish(unit).stored
+    assert hit(store, world, unit)
+
+
+def test_d9_another_layout_is_not_found(store: DiskStore) -> None:
+    unit = WORLD.unit(tokens_of(1, 3))
+    store.publish(unit)
+    assert not store.lookup(b"x" * 32, unit.digests).known.any()
+    other = World(layout=b"x" * 32).unit(tokens_of(1, 3))
+    assert store.publish(other).stored
+    assert store.lookup(b"x" * 32, unit.digests).known.all()
+    assert hit(store, WORLD, unit)
+
+
+def test_the_catalogue_has_every_node_with_its_tokens(store: DiskStore) -> None:
+    tokens = tokens_of(1, 6, ragged=5)
+    unit = WORLD.unit(tokens)
+    store.publish(unit)
+    store.publish(World(layout=b"x" * 32).unit(tokens_of(2, 2)))
+    batch = next(batch for batch in store.catalogue() if batch.layout == LAYOUT)
+    assert sorted(row.tobytes() for row in batch.digests) == sorted(row.tobytes() for row in unit.digests)
+    parent = dict(zip((d.tobytes() for d in batch.digests), (p.tobytes() for p in batch.parents), strict=True))
+    assert parent[unit.digests[0].tobytes()] == unit.root
+    for i in range(1, 7):
+        assert parent[unit.digests[i].tobytes()] == unit.digests[i - 1].tobytes()
+    for i, depth in enumerate(batch.depth.tolist()):
+        part = batch.tokens[batch.starts[i] : batch.starts[i + 1]]
+        assert part.tolist() == tokens[depth * 8 : depth * 8 + 8].tolist()
+    assert len(batch.places) == len(unit.objects)
+    assert batch.boundary.sum() == 1
+
+
+def test_what_changed_since(tmp_path: Path) -> None:
+    with DiskStore.open(tmp_path / "s", 64 * MIB) as one, DiskStore.open(tmp_path / "s") as two:
+        begin = one.changes(0)
+        assert begin.items == ()
+        unit = WORLD.unit(tokens_of(1, 3))
+        two.publish(unit)
+        seen = one.changes(begin.latest)
+        assert seen.complete
+        assert [item[1:] for item in seen.items] == [(LAYOUT, unit.digests[-1].tobytes())]
+        assert one.changes(seen.latest).items == ()
+        assert not one.changes(seen.latest + 5).complete
+
+
+def test_the_directory_is_private(tmp_path: Path) -> None:
+    with DiskStore.open(tmp_path / "store", 64 * MIB) as store:
+        store.publish(WORLD.unit(tokens_of(1, 1)))
+        assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o700
+        for path in (tmp_path / "store").rglob("*"):
+            assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def test_directories_that_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "thesis.tex").touch()
+    with pytest.raises(StoreError, match=r"not a kvloom store, it holds 'thesis.tex'"):
+        DiskStore.open(tmp_path / "theirs", 64 * MIB)
+    (tmp_path / "link").symlink_to(tmp_path)
+    with pytest.raises(StoreError, match="symbolic link"):
+        DiskStore.open(tmp_path / "link", 64 * MIB)
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="not a directory"):
+        DiskStore.open(tmp_path / "file", 64 * MIB)
+    with pytest.raises(StoreError, match="no such directory"):
+        DiskStore.open(tmp_path / "nothing", create=False)
+    with pytest.raises(InputError, match="too small"):
+        DiskStore.open(tmp_path / "new", 1000)
+    with pytest.raises(InputError, match="no cap"):
+        DiskStore.open(tmp_path / "new")
+    DiskStore.open(tmp_path / "open", 64 * MIB).close()
+    (tmp_path / "open").chmod(0o755)
+    with pytest.raises(StoreError, match="chmod 700"):
+        DiskStore.open(tmp_path / "open")
+    (tmp_path / "open").chmod(0o700)
+    (tmp_path / "open" / "KVLOOM").rename(tmp_path / "elsewhere")
+    (tmp_path / "open" / "KVLOOM").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="link or special file"):
+        DiskStore.open(tmp_path / "open")
+
+
+def test_units_are_checked_where_they_are_made() -> None:
+    good = WORLD.unit(tokens_of(1, 2))
+    parts = (good.layout, good.root, good.digests, good.tokens, good.segment)
+    with pytest.raises(InputError, match="layout digest"):
+        Unit(b"short", *parts[1:], good.objects, good.needs)
+    with pytest.raises(InputError, match="not a chain of 2 nodes"):
+        Unit(*parts[:3], good.tokens[:5], 8, good.objects, good.needs)
+    with pytest.raises(InputError, match="twice"):
+        Unit(*parts, [good.objects[0], good.objects[0]], good.needs)
+    with pytest.raises(InputError, match="does not fit"):
+        Unit(*parts, [NewObject(2, 0, 0, Grade.CANONICAL, b"x")], good.needs)
+    with pytest.raises(InputError, match="0 bytes"):
+        Unit(*parts, [NewObject(0, SNAPSHOT, 0, Grade.CANONICAL, b"")], good.needs)
