@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
+import numpy.typing as npt
 
 from kvloom.types import Grade, Int32Array, IntArray, Kind, Reason
 
@@ -137,3 +138,64 @@ class ArenaGeometry:
         page, within = np.divmod(slots.astype(np.int64), self.slots_per_page[group])
         offsets: IntArray = self.base[group] + page * self.page_bytes[group] + within * self.slot_bytes[group]
         return offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The names of a prompt in colder tiers: one row for every segment, and one for a shorter rest.
+
+    Attributes:
+        root: 32 bytes, digest of the empty prefix of the namespace; shows nothing of its salt.
+        digests: uint8 ``[rows, 32]``, of the boundary at the end of every row.
+        tokens: int32, of all rows.
+        segment: tokens of every row but the last.
+    """
+
+    root: bytes
+    digests: npt.NDArray[np.uint8]
+    tokens: Int32Array
+    segment: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObjects:
+    """What a colder tier has of a chain: int32 arrays of one length, in any order.
+
+    Attributes:
+        row: of the chain.
+        group: KV cache group.
+        column: block of the group within the row; 0 for snapshots.
+        grade: ``Grade``.
+    """
+
+    row: Int32Array
+    group: Int32Array
+    column: Int32Array
+    grade: Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class TransferPlan:
+    """Objects to move between slots of the device arena and a colder tier: a whole prefix unit, or what it lacks.
+
+    ``ticket`` names the plan in the manager's ``finish_load`` or ``finish_store``; until then its slots are held, and
+    what it loads stays invisible.
+
+    Attributes:
+        position: tokens of the boundary.
+        row, group, column, grade: int32 ``[n]``, as in ``StoredObjects``.
+        slot: int32 ``[n]``, local to the group: the destination of a load, the source of a store.
+        needs: int32 ``[k, 4]``: group, first row, first column and count of the objects that the boundary needs.
+    """
+
+    ticket: int
+    position: int
+    row: Int32Array
+    group: Int32Array
+    column: Int32Array
+    grade: Int32Array
+    slot: Int32Array
+    needs: Int32Array
+
+    def __len__(self) -> int:
+        return len(self.row)

@@ -1,8 +1,9 @@
 """What a request could resume from with the help of colder tiers: which objects to bring, and bringing them in.
 
 A chain of *rows* stands for the prompt: row ``k`` is its segment ``k``, and one more row, when ``tail`` is not 0, the
-checkpoint of ``tail`` tokens behind the last segment.  ``cold`` int8 [rows, columns] says with which grade a colder tier
-has each object, -1 for not at all.  The device knows the first rows as nodes ``path[k + 1]``.
+checkpoint of ``tail`` tokens behind the last segment.  ``cold`` int8 [rows, columns] says with which grade a colder
+tier has each object, -1 for not at all.  On the device segment ``k`` is node ``path[k + 1]``, -1 when it is not known
+there, and the last row ``checkpoint``.
 """
 
 from __future__ import annotations
@@ -34,11 +35,9 @@ ITEM_COLUMNS = 5
 
 
 @inlined
-def _node(path: AnyArray, known: int, checkpoint: int, segments: int, row: int) -> int:
-    """The node of a row, or -1 when the device does not know it."""
-    if row >= segments:
-        return checkpoint
-    return path[row + 1] if row < known else -1
+def _node(path: AnyArray, checkpoint: int, segments: int, row: int) -> int:
+    """The node of a row, for a boundary behind ``segments`` segments; -1 when the device does not know it."""
+    return path[row + 1] if row < segments else checkpoint
 
 
 @inlined
@@ -47,16 +46,15 @@ def _there(a: Arrays, n: int, c: int, g: int, floor: int) -> bool:
 
 
 @jit
-def _resumable(
-    a: Arrays, path: AnyArray, known: int, checkpoint: int, cold: AnyArray, segments: int, position: int, floor: int
-) -> bool:
+def _resumable(a: Arrays, path: AnyArray, checkpoint: int, cold: AnyArray, position: int, floor: int) -> bool:
     """Whether everything that ``position`` needs is on the device or cold, prefix blocks of whole segments aside."""
+    segments = position // a.tokens.shape[1]
     for g in range(a.group.shape[0]):
         base, per_segment = a.group[g, COL_BASE], a.group[g, COLUMNS]
         if a.group[g, RULE] == RULE_SNAPSHOT:
             if snapshot_needed(a, g, position):
                 row = (position - 1) // a.tokens.shape[1]
-                n = _node(path, known, checkpoint, segments, row)
+                n = _node(path, checkpoint, segments, row)
                 if cold[row, base] < floor and not _there(a, n, base, g, floor):
                     return False
             continue
@@ -66,24 +64,22 @@ def _resumable(
         for block in range(blocks_at(a, g, position) - 1, first - 1, -1):
             row = block // per_segment
             c = base + block - row * per_segment
-            if cold[row, c] < floor and not _there(a, _node(path, known, checkpoint, segments, row), c, g, floor):
+            if cold[row, c] < floor and not _there(a, _node(path, checkpoint, segments, row), c, g, floor):
                 return False
     return True
 
 
 @jit
-def reachable(
-    a: Arrays, path: AnyArray, known: int, checkpoint: int, cold: AnyArray, segments: int, tail: int, floor: int
-) -> int:
+def reachable(a: Arrays, path: AnyArray, checkpoint: int, cold: AnyArray, tail: int, floor: int) -> int:
     """The deepest position of the chain at which every group could resume once what is cold was brought."""
-    segment = a.tokens.shape[1]
+    segment, segments = a.tokens.shape[1], cold.shape[0] - (1 if tail > 0 else 0)
     whole = 0
     while whole < segments:
         complete = True
         for g in range(a.group.shape[0]):
             if a.group[g, RULE] == RULE_PREFIX:
                 for c in range(a.group[g, COL_BASE], a.group[g, COL_BASE] + a.group[g, COLUMNS]):
-                    n = _node(path, known, checkpoint, segments, whole)
+                    n = path[whole + 1]
                     if cold[whole, c] < floor and not _there(a, n, c, g, floor):
                         complete = False
         if not complete:
@@ -91,9 +87,9 @@ def reachable(
         whole += 1
     if tail > 0 and whole == segments:
         position = segments * segment + tail
-        if _resumable(a, path, known, checkpoint, cold, segments, position, floor):
+        if _resumable(a, path, checkpoint, cold, position, floor):
             return position
-    while whole > 0 and not _resumable(a, path, known, checkpoint, cold, segments, whole * segment, floor):
+    while whole > 0 and not _resumable(a, path, checkpoint, cold, whole * segment, floor):
         whole -= 1
     return whole * segment
 
@@ -102,10 +98,8 @@ def reachable(
 def list_needed(
     a: Arrays,
     path: AnyArray,
-    known: int,
     checkpoint: int,
     cold: AnyArray,
-    segments: int,
     position: int,
     floor: int,
     present: bool,
@@ -113,9 +107,10 @@ def list_needed(
 ) -> int:
     """Write what ``position`` needs into ``items`` and return how many.
 
-    ``present``: what is on the device and not as good in the colder tier, with its slot (to be stored); else what is not
-    on the device at ``floor`` or better (to be loaded).
+    ``present``: what is on the device and not as good in the colder tier, with its slot (to be stored); else what is
+    not on the device at ``floor`` or better (to be loaded).
     """
+    segments = position // a.tokens.shape[1]
     count = 0
     for g in range(a.group.shape[0]):
         base, per_segment = a.group[g, COL_BASE], a.group[g, COLUMNS]
@@ -127,7 +122,7 @@ def list_needed(
         for block in range(first, last):
             row = block // per_segment
             c = base + block - row * per_segment
-            n = _node(path, known, checkpoint, segments, row)
+            n = _node(path, checkpoint, segments, row)
             here = _there(a, n, c, g, floor)
             s = a.group[g, SLOT_BASE] + a.columns[n, c] if here else -1
             if present:
@@ -145,14 +140,12 @@ def list_needed(
 
 
 @jit
-def hold_needed(
-    a: Arrays, path: AnyArray, known: int, checkpoint: int, segments: int, position: int, floor: int, held: AnyArray
-) -> int:
+def hold_needed(a: Arrays, path: AnyArray, checkpoint: int, position: int, floor: int, held: AnyArray) -> int:
     """Hold the windows and snapshots on the device that ``position`` needs, so that making room leaves them.
 
     ``held`` int32 [n, 2]: group and global slot; returns how many.
     """
-    count = 0
+    segments, count = position // a.tokens.shape[1], 0
     for g in range(a.group.shape[0]):
         base, per_segment = a.group[g, COL_BASE], a.group[g, COLUMNS]
         first, last = 0, 0
@@ -167,7 +160,7 @@ def hold_needed(
         for block in range(first, last):
             row = block // per_segment
             c = base + block - row * per_segment
-            n = _node(path, known, checkpoint, segments, row)
+            n = _node(path, checkpoint, segments, row)
             if _there(a, n, c, g, floor):
                 s = a.group[g, SLOT_BASE] + a.columns[n, c]
                 hold(a, g, s)
@@ -187,7 +180,7 @@ def _new(a: Arrays, parent: int, tokens: AnyArray, start: int, count: int) -> in
 
 @jit
 def make_path(a: Arrays, path: AnyArray, known: int, tokens: AnyArray, position: int) -> int:
-    """Make the nodes that the device lacks up to ``position``; returns the last one, anchored, or -1 (then none is new).
+    """Make the nodes that the device lacks up to ``position``; returns the last one, anchored, or -1: no room.
 
     ``path`` gets those of whole segments.
     """
@@ -240,7 +233,7 @@ def reserve_items(a: Arrays, items: AnyArray, count: int) -> int:
 
 @jit
 def finish_load(a: Arrays, path: AnyArray, end: int, segments: int, items: AnyArray, good: AnyArray) -> None:
-    """Publish the items that arrived (``good``: bool) and give back the slots of the others; let go of the path."""
+    """Publish the items that arrived (``good``: bool) and give back the slots of the others."""
     for i in range(len(items)):
         g, s = items[i, GROUP], items[i, SLOT]
         n = path[items[i, ROW] + 1] if items[i, ROW] < segments else end
@@ -252,7 +245,6 @@ def finish_load(a: Arrays, path: AnyArray, end: int, segments: int, items: AnyAr
     for i in range(len(items)):
         refresh_spine(a, path[items[i, ROW] + 1] if items[i, ROW] < segments else end)
     use_checkpoint(a, end)
-    let_go(a, end)
 
 
 @jit
@@ -264,9 +256,9 @@ def let_go(a: Arrays, end: int) -> None:
 
 
 @jit
-def release_all(a: Arrays, held: AnyArray, count: int) -> None:
-    """Release ``held[:count]``: int32 group and global slot."""
-    for i in range(count):
+def release_all(a: Arrays, held: AnyArray) -> None:
+    """Release ``held``: int32 [n, 2], group and global slot."""
+    for i in range(len(held)):
         release(a, held[i, 0], held[i, 1])
 
 

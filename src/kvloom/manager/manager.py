@@ -17,6 +17,7 @@ from kvloom.core import calls, sweep
 from kvloom.core.allocation import allocate
 from kvloom.core.arrays import Arrays
 from kvloom.core.block_pool import release
+from kvloom.core.digests import PrefixKeys, prefix_digests
 from kvloom.core.eviction import make_node_room
 from kvloom.core.fields import (
     ANCHORS,
@@ -40,8 +41,8 @@ from kvloom.core.handle import both_addresses
 from kvloom.core.integrity import check_books
 from kvloom.core.lifecycle import QUARANTINED
 from kvloom.core.namespace import ExtraKey, encode_namespace
-from kvloom.core.page_table import EPOCH, OFFSET, SHARED, Rows, allocate_rows
-from kvloom.core.prefix_index import reap, reap_unread, take_node
+from kvloom.core.page_table import EPOCH, OFFSET, PUBLISHED, SHARED, Rows, allocate_rows
+from kvloom.core.prefix_index import find_checkpoint, reap, reap_unread, take_node
 from kvloom.core.progress import BAD_TOKEN, BUSY, TOO_LONG
 from kvloom.errors import (
     CapacityError,
@@ -58,7 +59,8 @@ from kvloom.manager.sequence import CachedSequence
 from kvloom.manager.single import Single
 from kvloom.manager.stats import Stats, collect_stats
 from kvloom.manager.tickets import Tickets
-from kvloom.plan import ArenaGeometry, CopyPlan
+from kvloom.manager.transfers import Prompt, Transfers
+from kvloom.plan import ArenaGeometry, Chain, CopyPlan, StoredObjects, TransferPlan
 from kvloom.spec.footprint import peak_bytes
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import (
@@ -176,6 +178,8 @@ class Manager(Single):
         self.handle = both_addresses(self.arrays, self.rows)
         self.buffers = TokenBuffers()
         self.tickets = Tickets(self.arrays)
+        self.transfers = Transfers(self.arrays)
+        self._prefix_keys: dict[bytes, PrefixKeys] = {}
         self._namespaces: dict[bytes, Namespace] = {}
         self._plain: dict[bytes, bytes] = {}
         self._admitted = 0
@@ -322,6 +326,100 @@ class Manager(Single):
         if self.tickets.is_foreign(checked_plan(plan)):
             raise InputError("the plan is another manager's, or a copy; hand back the plan that this manager gave")
 
+    # ---------------------------------------------------------------- colder tiers
+
+    def chain(self, tokens: AnyArray, *, salt: bytes = b"", extra_keys: Sequence[ExtraKey] = ()) -> Chain:
+        """The names under which colder tiers know ``tokens``; see ``docs/identity.md``.
+
+        Raises InputError like ``open``.
+        """
+        self.enter()
+        ids = self.ids.checked(tokens)
+        name = self._name(salt, extra_keys)
+        keys = self._prefix_keys.get(name)
+        if keys is None:
+            keys = PrefixKeys.of(name)
+            if len(self._prefix_keys) < _REMEMBERED:
+                self._prefix_keys[name] = keys
+        segment = self.spec.segment_tokens
+        return Chain(keys.root, prefix_digests(keys, ids, segment), ids, segment)
+
+    def plan_load(
+        self,
+        tokens: AnyArray,
+        stored: StoredObjects,
+        *,
+        salt: bytes = b"",
+        extra_keys: Sequence[ExtraKey] = (),
+        floor: Grade = Grade.FAITHFUL,
+    ) -> TransferPlan | None:
+        """What to bring from a colder tier so that a prompt can resume further on than from the device alone.
+
+        Args:
+            tokens: the prompt up to where it may resume: all but its last token.
+            stored: what the tier has of the chain of these tokens.
+            salt, extra_keys, floor: as in ``open``.
+
+        Returns None when nothing there helps, or when there is no room for it (``transfers.unkept`` counts these).
+        Copy every object into its slot and report with ``finish_load``; then open the prompt.
+        Raises InputError like ``open``, and for objects that the model does not have.
+        """
+        self.enter()
+        floor = grade_of(floor)
+        ids = self.ids.checked(tokens)
+        self.tick()
+        name = self._name(salt, extra_keys)
+        cold = self.transfers.cold(-(-len(ids) // self.spec.segment_tokens), stored)
+        namespace = self._namespaces.get(name) or self._new_namespace(name, salt)
+        limit = np.append(ids, ids[:1])  # a match never reuses the last token
+        _, known, position, _, _ = calls.match_prompt(
+            self.handle, namespace.root, limit, self.ids.top, floor.value, self._path
+        )
+        return self.transfers.load(self._prompt(ids, known), cold, position, floor.value)
+
+    def finish_load(self, plan: TransferPlan, good: AnyArray) -> None:
+        """The load ended: ``good`` bool ``[len(plan)]`` says which objects arrived verified, and these are published.
+
+        A plan that is not open is ignored and counted; InputError for one that is another manager's.
+        """
+        self.enter()
+        self.tick()
+        self.transfers.finish_load(plan, np.ascontiguousarray(good, dtype=np.bool_))
+
+    def plan_store(
+        self, sequence: CachedSequence, stored: StoredObjects, floor: Grade = Grade.FAITHFUL
+    ) -> TransferPlan | None:
+        """What a colder tier lacks of a prefix unit of ``sequence``: of its deepest boundary resumable at ``floor``.
+
+        ``stored``: what the tier has of the chain of ``sequence.tokens``.  Returns None when it lacks nothing.  The
+        slots are held until ``finish_store``.
+        """
+        tokens = self._member(sequence).tokens
+        self.tick()
+        cold = self.transfers.cold(-(-len(tokens) // self.spec.segment_tokens), stored)
+        node, depth = sequence.node, int(self.rows.state[sequence.row, PUBLISHED])
+        for k in range(depth, -1, -1):
+            self._path[k] = node
+            node = int(self.arrays.trunk[node, PARENT])
+        return self.transfers.store(self._prompt(tokens, depth), cold, grade_of(floor).value)
+
+    def finish_store(self, plan: TransferPlan) -> None:
+        """The store ended, well or not; like ``finish_load``."""
+        self.enter()
+        self.tick()
+        self.transfers.finish_store(plan)
+
+    def _prompt(self, tokens: Int32Array, known: int) -> Prompt:
+        """The chain of ``tokens``, whose first ``known`` segments are the nodes of ``_path``."""
+        segment = self.spec.segment_tokens
+        segments, tail = divmod(len(tokens), segment)
+        self._path[known + 1 : segments + 1] = -1
+        checkpoint = -1
+        if tail and known == segments:
+            start = segments * segment
+            checkpoint = int(find_checkpoint(self.arrays, int(self._path[segments]), tokens, start, tail))
+        return Prompt(tokens, self._path, known, checkpoint)
+
     # ---------------------------------------------------------------- decode steps
 
     def batch(self, sequences: Sequence[CachedSequence]) -> Batch:
@@ -432,7 +530,11 @@ class Manager(Single):
         a = self.arrays
         held = a.slot[:, PINS] > 0
         seen: set[int] = set()
-        for end in [*(sequence.node for sequence in self._running.values()), *self.tickets.nodes()]:
+        for end in [
+            *(sequence.node for sequence in self._running.values()),
+            *self.tickets.nodes(),
+            *self.transfers.nodes(),
+        ]:
             n = end
             while n >= 0 and n not in seen:
                 seen.add(n)
@@ -559,7 +661,10 @@ class Manager(Single):
         self.enter()
         roots = [ns.root for ns in self._namespaces.values()]
         running = {row: seq.node for row, seq in self._running.items()}
-        in_flight = (self.tickets.holds(), self.tickets.nodes())
+        in_flight = (
+            [*self.tickets.holds(), *self.transfers.holds()],
+            [*self.tickets.nodes(), *self.transfers.nodes()],
+        )
         check_books(self.arrays, self.rows, self.geometry, roots, running, in_flight)
 
     def running(self) -> tuple[CachedSequence, ...]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvloom.adapters.transformers.scratch import Scratch
 from kvloom.plan import ArenaGeometry, CopyPlan
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.tiers.memory import HostArena, rows_from, steps
+from kvloom.types import IntArray
 
 _BYTES_STEP = 8  # the widest dtype; a base of every dtype covers the whole arena
 
@@ -31,6 +34,15 @@ class Arena(Protocol):
     def run(self, plan: CopyPlan) -> None:
         """Run the copies of a plan in order."""
 
+    def host_memory(self) -> npt.NDArray[np.uint8] | None:
+        """The arena itself where it is host memory; else None."""
+
+    def read_slot(self, offset: int, into: memoryview) -> None:
+        """Copy ``len(into)`` bytes from ``offset`` to host memory."""
+
+    def write_slots(self, offsets: IntArray, lengths: IntArray, data: npt.NDArray[np.uint8]) -> None:
+        """Copy pieces of ``data`` (host memory) that lie one after the other to ``offsets``."""
+
 
 class CpuArena:
     """A host arena shared with torch without a copy."""
@@ -48,6 +60,18 @@ class CpuArena:
     def run(self, plan: CopyPlan) -> None:
         """See :class:`Arena`."""
         self._host.run(plan)
+
+    def host_memory(self) -> npt.NDArray[np.uint8] | None:
+        """See :class:`Arena`."""
+        return self._host.buffer
+
+    def read_slot(self, offset: int, into: memoryview) -> None:
+        """See :class:`Arena`."""
+        np.frombuffer(into, dtype=np.uint8)[:] = self._host.buffer[offset : offset + len(into)]
+
+    def write_slots(self, offsets: IntArray, lengths: IntArray, data: npt.NDArray[np.uint8]) -> None:
+        """See :class:`Arena`."""
+        write_pieces(self.bytes, offsets, lengths, data)
 
 
 class TorchArena:
@@ -77,9 +101,29 @@ class TorchArena:
                     start = int(target.storage_offset()) + region.offset
                     self.bytes.as_strided(region.shape, region.strides, start).zero_()
 
+    def host_memory(self) -> npt.NDArray[np.uint8] | None:
+        """See :class:`Arena`."""
+        return None
+
+    def read_slot(self, offset: int, into: memoryview) -> None:
+        """See :class:`Arena`."""
+        torch.frombuffer(into, dtype=torch.uint8).copy_(self.bytes[offset : offset + len(into)])
+
+    def write_slots(self, offsets: IntArray, lengths: IntArray, data: npt.NDArray[np.uint8]) -> None:
+        """See :class:`Arena`."""
+        write_pieces(self.bytes, offsets, lengths, data)
+
     def _slot(self, group: int, slot: int) -> torch.Tensor:
         at = self._geometry.slot_offset(group, slot)
         return self.bytes[at : at + self._spec.groups[group].slot_bytes]
+
+
+def write_pieces(raw: torch.Tensor, offsets: IntArray, lengths: IntArray, data: npt.NDArray[np.uint8]) -> None:
+    """Copy pieces of ``data`` that lie one after the other to ``offsets`` of ``raw``."""
+    at = 0
+    for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
+        raw[offset : offset + length].copy_(torch.from_numpy(data[at : at + length]))
+        at += length
 
 
 def make_arena(geometry: ArenaGeometry, spec: ModelSpec, device: torch.device) -> Arena:

@@ -16,6 +16,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from kvloom.adapters.cold import ColdTier
 from kvloom.adapters.transformers.block_table import CLOSED
 from kvloom.adapters.transformers.cache import LayerPlan
 from kvloom.adapters.transformers.device import Arena, make_arena
@@ -27,6 +28,7 @@ from kvloom.adapters.transformers.runner import Runner
 from kvloom.adapters.transformers.session import Session
 from kvloom.adapters.transformers.state import places
 from kvloom.adapters.transformers.tokens import to_tokens
+from kvloom.adapters.transformers.weights import weights_digest
 from kvloom.config import Device
 from kvloom.errors import ConfigError, InputError, SequenceError, UnsupportedError
 from kvloom.eviction import EvictionPolicy
@@ -38,9 +40,12 @@ from kvloom.manager.watched import WatchedManager
 from kvloom.plan import CopyPlan
 from kvloom.spec.from_config import spec_from_config
 from kvloom.spec.model_spec import ModelSpec
+from kvloom.tiers.disk import DiskStore
 from kvloom.types import Grade, Int32Array
 
 ExtraKey = tuple[str, str | bytes | int]
+Names = tuple[bytes, tuple[ExtraKey, ...]]
+"""Salt and extra keys of a namespace."""
 
 
 class Engine:
@@ -55,17 +60,22 @@ class Engine:
         arena: every slot of every group, one storage.
         layers: how the layers of a cache are made.
         hooks: what sees the forwards of the model.
+        cold: the disk store behind the arena, or None.
     """
 
-    def __init__(self, model: PreTrainedModel, spec: ModelSpec, manager: Manager) -> None:
+    def __init__(
+        self, model: PreTrainedModel, spec: ModelSpec, manager: Manager, store: DiskStore | None = None
+    ) -> None:
         self.model = model
         self.spec = spec
         self.manager = manager
         self.arena: Arena = make_arena(manager.geometry, spec, model.device)
         self.layers = LayerPlan(model.config, places(spec))
         self.hooks = ForwardHooks(model)
+        self.cold = None if store is None else ColdTier(manager, self.arena, store)
         self._dropped: list[CachedSequence] = []
         self._weights = 0
+        self._known_weights = ("", "")
 
     @whole
     def open(
@@ -99,10 +109,12 @@ class Engine:
             raise UnsupportedError("the model is in training mode, so its state is random; call model.eval() first")
         self.close_dropped()
         keys = (*keys, ("kvloom.abi", self._abi()))
+        if self.cold is not None and isinstance(salt, bytes):
+            self.cold.restore(tokens, salt, keys, worst)
         sequence = self.manager.open(tokens, salt=salt, extra_keys=keys, floor=worst)
         try:
             self.run(sequence.restore)
-            return Session(self.track(Runner(self, sequence, tokens)), tokens)
+            return Session(self.track(Runner(self, sequence, (salt, keys), tokens)), tokens)
         except BaseException:
             sequence.close()
             raise
@@ -126,6 +138,11 @@ class Engine:
             self.manager.abandon(plan)
             raise
         self.manager.complete(plan)
+
+    def keep_cold(self, sequence: CachedSequence, names: Names) -> None:
+        """Store the end of a sequence that has just been kept resumable, where there is a store."""
+        if self.cold is not None:
+            self.cold.keep(sequence, *names)
 
     def track(self, runner: Runner) -> Runner:
         """Remember to close the sequence of ``runner`` if it is dropped without ``close``."""
@@ -156,9 +173,15 @@ class Engine:
             raise SequenceError(CLOSED)
 
     def close(self) -> None:
-        """Take the hooks off the model.  Open sessions cannot go on, only be closed.  Closing twice is harmless."""
+        """Take the hooks off the model.  Open sessions cannot go on, only be closed.  Closing twice is harmless.
+
+        What sessions that are closed afterwards have computed is not stored any more.
+        """
         self.hooks.remove()
         self.close_dropped()
+        if self.cold is not None:
+            self.cold.store.close()
+            self.cold = None
 
     def __enter__(self) -> Self:
         return self
@@ -179,7 +202,7 @@ class Engine:
 
         Weights are told apart by where they lie and by torch's version counters, so swapped, merged and edited ones
         are noticed, except for writes through ``.data`` that keep the storage, which torch does not count: for those
-        there is :meth:`weights_changed`.
+        there is :meth:`weights_changed`.  With a store, which outlives the process, their bytes tell them apart.
         """
         weights = hashlib.blake2b(digest_size=16)
         for tensor in (*self.model.parameters(), *self.model.buffers()):
@@ -193,7 +216,12 @@ class Engine:
             torch.get_float32_matmul_precision(),
             torch.backends.mkldnn.enabled,
         )
-        return f"settings={settings} hooks={hooks} weights={self._weights} {weights.hexdigest()}"
+        seen = f"{self._weights} {weights.hexdigest()}"
+        if self.cold is not None:
+            if self._known_weights[0] != seen:
+                self._known_weights = seen, weights_digest(self.model)
+            seen = f"{torch.backends.cpu.get_cpu_capability()} {self._known_weights[1]}"
+        return f"settings={settings} hooks={hooks} weights={seen}"
 
 
 def attach(
@@ -206,6 +234,7 @@ def attach(
     max_sequences: int = 64,
     policy: EvictionPolicy | str = "cost",
     watch: Watch | None = None,
+    store: DiskStore | None = None,
 ) -> Engine:
     """Let kvloom manage the cached state of ``model``.
 
@@ -220,6 +249,8 @@ def attach(
         snapshot_interval: tokens between recurrent snapshots, a multiple of the segment.
         max_sequences: sessions that may be open at once.
         policy: eviction policy: a name, or an ``EvictionPolicy``.
+        store: a disk store that outlives the process: prefixes are looked for there too, and ends of prompts and of
+            responses are kept there.  The engine closes it.
         watch: told every call that changes the manager, such as a ``kvloom.replay.recorder.Recorder``.
 
     Raises:
@@ -243,7 +274,7 @@ def attach(
     make = Manager if watch is None else partial(WatchedManager, watch=watch)
     try:
         manager = make(spec, [tier], policy=policy, max_sequences=max_sequences, thread_id=threading.get_ident)
-        return Engine(model, spec, manager)
+        return Engine(model, spec, manager, store)
     except (MemoryError, OSError) as error:
         raise ConfigError(
             f"this machine cannot give a device tier of {tier.size} bytes with {max_sequences} sequences ({error}); "

@@ -16,7 +16,7 @@ from kvloom.errors import InputError, SequenceError
 from kvloom.types import AnyArray, Grade, Int32Array
 
 if TYPE_CHECKING:
-    from kvloom.adapters.transformers.engine import Engine
+    from kvloom.adapters.transformers.engine import Engine, Names
     from kvloom.manager.sequence import CachedSequence
 
 
@@ -33,10 +33,14 @@ class Runner:
         layers: the layers of the cache.
         claim: the grade that forwards in progress may claim: CANONICAL only for the adapter's own chunks.
         prompt: the tokens that forwards must bring as far as they go, int32; beyond them anything goes.
+        names: salt and extra keys of the namespace.
     """
 
-    def __init__(self, engine: Engine, sequence: CachedSequence, prompt: Int32Array | None = None) -> None:
+    def __init__(
+        self, engine: Engine, sequence: CachedSequence, names: Names, prompt: Int32Array | None = None
+    ) -> None:
         self.engine = engine
+        self.names = names
         self.sequence = sequence
         self.prompt = _NOTHING if prompt is None else prompt
         self.flight = Flight(engine.hooks)
@@ -96,6 +100,7 @@ class Runner:
         if self.length and self.length != self._kept_at:
             self.engine.run(self.sequence.checkpoint())
             self._kept_at = self.length
+            self.engine.keep_cold(self.sequence, self.names)
 
     @whole
     def fork(self, prompt: Int32Array | None = None) -> Runner:
@@ -106,7 +111,7 @@ class Runner:
         child, plan = self.sequence.fork()
         try:
             self.engine.run(plan)
-            return self.engine.track(Runner(self.engine, child, prompt))
+            return self.engine.track(Runner(self.engine, child, self.names, prompt))
         except BaseException:
             child.close()
             raise

@@ -1,0 +1,191 @@
+"""Loads from and stores to colder tiers: what to move, and what holds the slots meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvloom.core import restoring
+from kvloom.core.arrays import Arrays
+from kvloom.core.fields import COL_BASE, RULE, RULE_PREFIX, RULE_SNAPSHOT, SLOT_BASE
+from kvloom.core.restoring import GROUP, ITEM_COLUMNS, SLOT
+from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
+from kvloom.errors import InputError
+from kvloom.plan import StoredObjects, TransferPlan
+from kvloom.types import AnyArray, Grade, Int32Array
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A chain as the device knows it.
+
+    Attributes:
+        tokens: int32, all of it.
+        path: int32: the root, then the nodes of whole segments, -1 for those that the device does not know.
+        known: how many it knows.
+        checkpoint: node of the shorter last row, or -1.
+    """
+
+    tokens: Int32Array
+    path: Int32Array
+    known: int
+    checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    plan: TransferPlan
+    items: AnyArray
+    held: AnyArray  # of a load: what its boundary needs and the device has
+    path: Int32Array
+    end: int  # of a load: the last node, anchored; -1 for a store
+
+    @property
+    def loads(self) -> bool:
+        return self.end >= 0
+
+
+_NOTHING_HELD: AnyArray = np.empty((0, 2), dtype=np.int32)
+_NO_PATH: Int32Array = np.empty(0, dtype=np.int32)
+
+
+class Transfers:
+    """The plans that were handed out and have not ended.
+
+    Attributes:
+        ignored: ends that were reported of plans that are not open.
+        unkept: plans that were not made because there was no room.
+    """
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+        self._open: dict[int, _Open] = {}
+        self._last = 0
+        self.ignored = self.unkept = 0
+
+    # ---------------------------------------------------------------- planning
+
+    def cold(self, rows: int, stored: StoredObjects) -> AnyArray:
+        """The grades of ``stored`` as int8 [rows, columns], -1 for what is not there; InputError for odd ones."""
+        a = self._arrays
+        cold = np.full((rows, a.columns.shape[1]), -1, dtype=np.int8)
+        if len(stored.row):
+            known = (stored.group >= 0) & (stored.group < len(a.group)) & (stored.row >= 0) & (stored.row < rows)
+            known &= (stored.grade >= 0) & (stored.grade <= int(Grade.CANONICAL)) & (stored.column >= 0)
+            columns = np.append(a.group[1:, COL_BASE], a.columns.shape[1]) - a.group[:, COL_BASE]
+            if not known.all() or (stored.column >= columns[stored.group]).any():
+                raise InputError("a colder tier names rows, groups, columns or grades that this model does not have")
+            cold[stored.row, a.group[stored.group, COL_BASE] + stored.column] = stored.grade
+        return cold
+
+    def load(self, prompt: Prompt, cold: AnyArray, reused: int, floor: int) -> TransferPlan | None:
+        """What to bring so that more than ``reused`` tokens can be resumed; None when nothing helps or has room."""
+        a = self._arrays
+        tail = len(prompt.tokens) % a.tokens.shape[1]
+        position = int(restoring.reachable(a, prompt.path, prompt.checkpoint, cold, tail, floor))
+        if position <= reused:
+            return None
+        segments = position // a.tokens.shape[1]
+        checkpoint = prompt.checkpoint if position % a.tokens.shape[1] else -1
+        items = np.empty((cold.size, ITEM_COLUMNS), dtype=np.int32)
+        count = int(restoring.list_needed(a, prompt.path, checkpoint, cold, position, floor, False, items))
+        items = items[:count].copy()
+        held = np.empty((cold.size, 2), dtype=np.int32)
+        known = min(prompt.known, segments)
+        end = int(restoring.make_path(a, prompt.path, known, prompt.tokens, position))
+        if end < 0:
+            self.unkept += 1
+            return None
+        kept = int(restoring.hold_needed(a, prompt.path, end, position, floor, held))
+        short = int(restoring.reserve_items(a, items, count))
+        if short >= 0:
+            restoring.release_all(a, held[:kept])
+            restoring.let_go(a, end)
+            self.unkept += 1
+            return None
+        return self._issue(position, items, held[:kept].copy(), prompt.path[: segments + 1].copy(), end)
+
+    def store(self, prompt: Prompt, cold: AnyArray, floor: int) -> TransferPlan | None:
+        """What the colder tier lacks of the unit of the deepest boundary that can be resumed at ``floor``, or None."""
+        a = self._arrays
+        tail = len(prompt.tokens) % a.tokens.shape[1]
+        position = int(restoring.reachable(a, prompt.path, prompt.checkpoint, cold, tail, floor))
+        checkpoint = prompt.checkpoint if position % a.tokens.shape[1] else -1
+        items = np.empty((cold.size, ITEM_COLUMNS), dtype=np.int32)
+        count = int(restoring.list_needed(a, prompt.path, checkpoint, cold, position, floor, True, items))
+        if position == 0 or count == 0:
+            return None
+        restoring.hold_items(a, items, count)
+        return self._issue(position, items[:count].copy(), _NOTHING_HELD, _NO_PATH, -1)
+
+    def _issue(self, position: int, items: AnyArray, held: AnyArray, path: Int32Array, end: int) -> TransferPlan:
+        a = self._arrays
+        self._last += 1
+        row, group, column, slot, grade = np.ascontiguousarray(items.T)
+        plan = TransferPlan(
+            self._last, position, row, group, column, grade, slot - a.group[group, SLOT_BASE], self._needs(position)
+        )
+        self._open[self._last] = _Open(plan, items, held, path, end)
+        return plan
+
+    def _needs(self, position: int) -> Int32Array:
+        a = self._arrays
+        needs = []
+        for g, group in enumerate(a.group):
+            first_column = group[COL_BASE]
+            columns = (a.group[g + 1, COL_BASE] if g + 1 < len(a.group) else a.columns.shape[1]) - first_column
+            if group[RULE] == RULE_SNAPSHOT:
+                if snapshot_needed(a, g, position):
+                    needs.append((g, (position - 1) // a.tokens.shape[1], 0, 1))
+                continue
+            first = 0 if group[RULE] == RULE_PREFIX else int(first_block_needed(a, g, position))
+            count = int(blocks_at(a, g, position)) - first
+            if count > 0:
+                needs.append((g, first // columns, first % columns, count))
+        return np.array(needs, dtype=np.int32).reshape(-1, 4)
+
+    # ---------------------------------------------------------------- ending
+
+    def finish_load(self, plan: TransferPlan, good: AnyArray) -> None:
+        """Publish the objects that arrived: ``good`` bool [n]; none when the load was given up."""
+        opened = self._take(plan, loads=True)
+        if opened is not None:
+            segments = len(opened.path) - 1
+            restoring.finish_load(self._arrays, opened.path, opened.end, segments, opened.items, good)
+            restoring.release_all(self._arrays, opened.held)
+            restoring.let_go(self._arrays, opened.end)
+
+    def finish_store(self, plan: TransferPlan) -> None:
+        """The objects were stored, or will not be."""
+        opened = self._take(plan, loads=False)
+        if opened is not None:
+            restoring.release_items(self._arrays, opened.items)
+
+    def _take(self, plan: TransferPlan, *, loads: bool) -> _Open | None:
+        opened = self._open.get(plan.ticket)
+        if opened is not None and (opened.plan is not plan or opened.loads is not loads):
+            raise InputError(
+                "the plan is another manager's, a copy, or of the other direction; hand back what was given"
+            )
+        if opened is None:
+            self.ignored += 1
+            return None
+        return self._open.pop(plan.ticket)
+
+    # ---------------------------------------------------------------- looking
+
+    def holds(self) -> list[tuple[int, int]]:
+        """Every (group, global slot) hold, for the integrity check."""
+        found = []
+        for opened in self._open.values():
+            found += [(int(item[GROUP]), int(item[SLOT])) for item in opened.items]
+            found += [(int(group), int(slot)) for group, slot in opened.held]
+        return found
+
+    def nodes(self) -> list[int]:
+        """Every node that a load anchors, for the integrity check."""
+        return [opened.end for opened in self._open.values() if opened.end >= 0]
+
+    def __len__(self) -> int:
+        return len(self._open)
