@@ -21,6 +21,9 @@ from kvloom.core.fields import (
     NTOKENS,
     OF_LEAF,
     PARENT,
+    PASSES,
+    PINNED,
+    PINS,
     QUEUE,
     RESIDENT,
     ROOT,
@@ -91,6 +94,30 @@ def bytes_used(a: Arrays, slot_bytes: AnyArray) -> int:
     total = 0
     for g in range(a.group.shape[0]):
         total += a.group[g, USED] * slot_bytes[g]
+    return total
+
+
+@jit
+def bytes_held(a: Arrays, ends: AnyArray, slot_bytes: AnyArray) -> int:
+    """Bytes of the slots that cannot be evicted now: those with holders, and those of the paths to ``ends`` (int64)."""
+    total = 0
+    for g in range(a.group.shape[0]):
+        total += a.group[g, PINNED] * slot_bytes[g]
+    a.scalars[PASSES] += 1
+    seen = a.scalars[PASSES] << 32
+    for i in range(len(ends)):
+        n = ends[i]
+        while n >= 0 and a.reached[n] < seen:
+            a.reached[n] = seen
+            whole = a.trunk[n, NTOKENS] == a.tokens.shape[1]
+            for g in range(a.group.shape[0]):
+                if whole and a.group[g, RULE] != RULE_PREFIX:
+                    continue
+                first = a.group[g, COL_BASE]
+                for c in range(first, first + a.group[g, COLUMNS]):
+                    if a.columns[n, c] >= 0 and a.slot[a.group[g, SLOT_BASE] + a.columns[n, c], PINS] == 0:
+                        total += slot_bytes[g]
+            n = a.trunk[n, PARENT]
     return total
 
 

@@ -22,16 +22,11 @@ from kvloom.core.eviction import make_node_room
 from kvloom.core.fields import (
     ANCHORS,
     CLOCK,
-    COL_BASE,
-    COLUMNS,
     FIRST_CHECKPOINT,
     FIRST_CHILD,
     GRAVE_HEAD,
-    NTOKENS,
     PARENT,
-    PINS,
     RULE,
-    RULE_PREFIX,
     RULE_SNAPSHOT,
     SLOT_BASE,
     STATE,
@@ -527,26 +522,9 @@ class Manager(Single):
 
     def in_use(self) -> int:
         """Bytes of the slots that cannot be evicted now."""
-        a = self.arrays
-        held = a.slot[:, PINS] > 0
-        seen: set[int] = set()
-        for end in [
-            *(sequence.node for sequence in self._running.values()),
-            *self.tickets.nodes(),
-            *self.transfers.nodes(),
-        ]:
-            n = end
-            while n >= 0 and n not in seen:
-                seen.add(n)
-                whole = a.trunk[n, NTOKENS] == self.spec.segment_tokens
-                for g in range(len(a.group)):
-                    if a.group[g, RULE] == RULE_PREFIX or not whole:
-                        first = int(a.group[g, COL_BASE])
-                        here = a.columns[n, first : first + a.group[g, COLUMNS]]
-                        held[a.group[g, SLOT_BASE] + here[here >= 0]] = True
-                n = int(a.trunk[n, PARENT])
-        groups = np.repeat(np.arange(len(a.group)), self.geometry.num_slots)
-        return int((np.bincount(groups[held], minlength=len(a.group)) * self.geometry.slot_bytes).sum())
+        running = [sequence.node for sequence in self._running.values()]
+        ends = np.array([*running, *self.tickets.nodes(), *self.transfers.nodes()], dtype=np.int64)
+        return int(sweep.bytes_held(self.arrays, ends, self.geometry.slot_bytes))
 
     def _admit(self, tokens: int) -> None:
         if tokens <= self._admitted:
