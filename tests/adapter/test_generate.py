@@ -138,3 +138,20 @@ def test_a_fork_can_be_prefilled(lab: Any) -> None:
             with session.fork(ids) as child:
                 assert torch.equal(lab.last(child, ids), lab.cold(engine.model, ids))
                 assert child.grade is Grade.FAITHFUL  # the last token was a piece of its own
+
+
+def test_b6_rings_of_2_and_of_8_rows_for_pending_tokens_give_the_same_answer(lab: Any) -> None:
+    """101 tokens, the last 42 decoded one by one, left and resumed: the same logits, bit for bit, as in one go."""
+    ids = lab.ids(104)
+    model = lab.model("deepseek_v4")
+    cache = lab.cold_cache(model, ids[:, :60])
+    cold = [forward_chunk(model, ids[:, at : at + 1], cache, at) for at in range(59, 104)]
+    for block in (2, 8):
+        engine = lab.engine("deepseek_v4", block_size=block)
+        with engine.open(ids[:, :60]) as session:
+            session.prefill()
+            warm = [forward_chunk(model, ids[:, at : at + 1], session.cache, at) for at in range(59, 101)]
+        with engine.open(ids[:, :102]) as session:
+            assert session.reused == 101
+            warm += [forward_chunk(model, ids[:, at : at + 1], session.cache, at) for at in range(101, 104)]
+        assert all(torch.equal(one, other) for one, other in zip(warm, cold, strict=True))

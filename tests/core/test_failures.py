@@ -1,13 +1,13 @@
-"""Faults that hit other cache managers (rows A2, A4, A5, A7, B4, B5 and C1), in the manager's own words.
+"""Faults that hit other cache managers (rows A2, A4, A5, A7, B4 to B6 and C1), in the manager's own words.
 
-B1 and B3 are in ``test_capacity``.
+A1 and A3 are in ``test_working_sets``, B1 and B3 in ``test_capacity``.
 """
 
 from __future__ import annotations
 
 import pytest
 from tests.core import specs
-from tests.core.specs import blocks, window
+from tests.core.specs import blocks, snapshots, window
 from tests.core.workshop import engine, ids, prompt_of, reason_list, split_engine
 
 from kvloom.config import Device
@@ -231,6 +231,47 @@ def test_b5_a_commit_that_has_to_evict_makes_one_decision() -> None:
     e.manager.check_integrity()
     s.close()
     assert e.open(prompt_of(5, 30)).reused == 4
+
+
+def rings(rows: int) -> ModelSpec:
+    """Windows and pending tokens like those of DeepSeek-V4; blocks and segments of ``rows`` times the smallest."""
+    return ModelSpec(
+        f"rings of {rows}",
+        (
+            blocks("csa", Kind.COMPRESSED, 4 * rows, ratio=4, slot_bytes=1024 * rows),
+            window(7, rows, 256 * rows),
+            snapshots("tail.overlap", Kind.TAIL, first_needed=4),
+            snapshots("tail.pending", Kind.TAIL, unless_multiple=4),
+        ),
+        block_size=rows,
+        segment_tokens=4 * rows,
+    )
+
+
+@pytest.mark.parametrize("stepped", [True, False])
+def test_b6_rings_of_2_and_of_8_rows_for_pending_tokens_give_the_same_answer(stepped: bool) -> None:
+    """A sequence of 101 tokens, its end in the middle of a tail, left and resumed: what a forward reads is the same."""
+    talk = prompt_of(101)
+    answers = []
+    for rows in (2, 8):
+        e = engine(rings(rows), 200, max_nodes=200)
+        s = e.open(talk[:60])
+        e.prefill(s, talk[:59])
+        for at in range(59, 101, 1 if stepped else 6):
+            e.step(s, talk[at : min(at + (1 if stepped else 6), 101)])
+        e.finish(s.checkpoint())
+        s.close()
+        found = []
+        for more in ([9], [9, 8, 7]):
+            again = e.open([*talk, *more])
+            assert again.reused == 101
+            found.append([(e.spec.groups[g].name, entry[0]) for g, entry, _ in e.rows(again) if entry])
+            e.prefill(again, [*talk, *more])
+            found.append([(e.spec.groups[g].name, entry[0]) for g, entry, _ in e.rows(again) if entry])
+            again.close()
+        answers.append(found)
+        assert [len(f) for f in found] == [25 + 6 + 2, 25 + 6 + 2, 25 + 6 + 2, 26 + 6 + 1]
+    assert answers[0] == answers[1]
 
 
 # ---------------------------------------------------------------- C: transfers

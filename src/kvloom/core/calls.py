@@ -7,7 +7,7 @@ from typing import cast
 
 from kvloom.core._jit import jit
 from kvloom.core.arrays import Arrays
-from kvloom.core.fields import CLOCK, KEPT
+from kvloom.core.fields import CLOCK
 from kvloom.core.handle import at_address
 from kvloom.core.heat import end_at
 from kvloom.core.hybrid_match import best_boundary, first_bad_group, known_prefix, walk
@@ -16,7 +16,7 @@ from kvloom.core.prefix_index import drop_anchor, touch
 from kvloom.core.progress import begin_step, commit, finish_step, reserve
 from kvloom.core.publishing import republish
 from kvloom.core.sweep import count_misses
-from kvloom.core.worth import value_boundary
+from kvloom.core.worth import value_end
 from kvloom.types import AnyArray
 
 NOT_BEGUN = -2
@@ -162,7 +162,7 @@ def close_row(h: AnyArray, q: int, whole: bool) -> None:
         return
     if whole:
         republish(a, r, q)
-    value_boundary(a, node, KEPT)
+    value_end(a, node)
     release_row(a, r, q)
     touch(a, node)
     end_at(a, node, r.state[q, ROW_PRIORITY])

@@ -36,7 +36,7 @@ from kvloom.core.fields import (
     SURPLUS,
     USED,
 )
-from kvloom.core.leaf_heap import reconsider, strand_checkpoints
+from kvloom.core.leaf_heap import first_stranded, reconsider, strand_checkpoints
 from kvloom.core.lifecycle import COMMITTED
 from kvloom.core.paths import NEVER, evict_leaf, evict_path, room_of
 from kvloom.core.policies import BY_CLASSES, STRANDED
@@ -51,13 +51,13 @@ NOTHING, LEAF, AUXILIARY, PAGE = range(4)
 @jit
 def evict_auxiliary(a: Arrays, g: int, s: int) -> None:
     """Evict the auxiliary object in ``s``; what else only its boundary needs is surplus from now on."""
-    n, worth, when = a.slot[s, OWNER], a.worth[s], a.slot_stamp[s]
+    n, worth = a.slot[s, OWNER], a.worth[s]
     forget_object(a, g, s, SLOT_EVICTED)
     if a.policy[RULES] == BY_CLASSES:
         if worth == SURPLUS:
             strand_checkpoints(a, n)
         else:
-            reconsider(a, n, when)
+            reconsider(a, n)
 
 
 @jit
@@ -134,8 +134,9 @@ def _evict_useless(a: Arrays, g: int, want: int, most: int) -> bool:
 
     ``want`` and ``most``: see ``evict_path``.  False when there is nothing that can help the group.
     """
-    if a.policy[QUEUE_SIZE + STRANDED] > 0:
-        evict_path(a, a.heap[STRANDED, 0], g, want, most)
+    stranded = first_stranded(a)
+    if stranded >= 0:
+        evict_path(a, stranded, g, want, most)
         return True
     if _evict_listed(a, g, SURPLUS):
         while g >= 0 and a.policy[QUEUE_SIZE + STRANDED] == 0 and room_of(a, g) < want:

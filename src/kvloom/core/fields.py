@@ -118,7 +118,7 @@ OF_LEAF = 3  # what a leaf needs becomes KEPT, whatever it was
     YOUNG_AT,  # place in the second heap of that queue
     TRIAL,  # class of the open trial, -1 = none
     PRIORITY,  # the highest of the requests that used it
-    SPENT,  # uses that do not count any more (S3-FIFO)
+    SPENT,  # uses that do not count any more (S3-FIFO); leaves that are checkpoints within reach below (``cost``)
 ) = range(8)
 
 # policy: int64 [96]

@@ -49,7 +49,7 @@ def clean_heat(a: Arrays, n: int) -> None:
     a.heat[n, QUEUE] = 0
     a.heat[n, TRIAL] = -1
     a.heat[n, PRIORITY] = 0
-    a.heat[n, SPENT] = 1  # the request that makes it
+    a.heat[n, SPENT] = 0 if a.policy[RULES] == BY_CLASSES else 1  # the request that makes it
     if a.policy[RULES] == BY_FIFO:
         a.order[n] = a.scalars[CLOCK]
 

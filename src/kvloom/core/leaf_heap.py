@@ -15,11 +15,9 @@ from kvloom.core.fields import (
     COLUMNS,
     DEPTH,
     FIRST_CHECKPOINT,
-    FIRST_CHILD,
     HEAP_AT,
     HEAP_SIZE,
     NTOKENS,
-    OF_LEAF,
     PARENT,
     PINS,
     QUEUE,
@@ -29,10 +27,11 @@ from kvloom.core.fields import (
     RULES,
     SIBLING_NEXT,
     SLOT_BASE,
+    SPENT,
     YOUNG_AT,
 )
 from kvloom.core.policies import BY_CLASSES, BY_FIFO, CLASSES, HEAPS, STRANDED, rank, resumable
-from kvloom.core.worth import give_up_boundary, reach, value_boundary
+from kvloom.core.worth import give_up_boundary, next_below, reach, value_leaf
 
 
 @inlined
@@ -107,9 +106,23 @@ def _take_out(a: Arrays, row: int, n: int, size: int) -> None:
         _sink(a, row, _place(a, row, last), size)
 
 
+@inlined
+def _count_above(a: Arrays, n: int, by: int) -> None:
+    """Tell the segments that may have a part of its windows that checkpoint ``n`` is a leaf, or is not any more."""
+    if a.policy[RULES] != BY_CLASSES or a.trunk[n, NTOKENS] == a.tokens.shape[1]:
+        return
+    m = a.trunk[n, PARENT]
+    for _ in range(reach(a) + 1):
+        if a.trunk[m, NTOKENS] == 0:
+            return
+        a.heat[m, SPENT] += by
+        m = a.trunk[m, PARENT]
+
+
 @jit
 def join_queue(a: Arrays, n: int, q: int) -> None:
     """Add ``n`` to queue ``q``."""
+    _count_above(a, n, 1)
     size = a.policy[QUEUE_SIZE + q]
     a.policy[QUEUE_SIZE + q] = size + 1
     a.scalars[HEAP_SIZE] += 1
@@ -123,6 +136,7 @@ def join_queue(a: Arrays, n: int, q: int) -> None:
 @jit
 def quit_queue(a: Arrays, n: int) -> None:
     """Take ``n`` out of its queue."""
+    _count_above(a, n, -1)
     q = _queue(a, n)
     size = a.policy[QUEUE_SIZE + q] - 1
     a.policy[QUEUE_SIZE + q] = size
@@ -157,7 +171,7 @@ def enter_heap(a: Arrays, n: int) -> None:
     q = rank(a, n)
     join_queue(a, n, q)
     if a.policy[RULES] == BY_CLASSES and q != STRANDED:
-        value_boundary(a, n, OF_LEAF)
+        value_leaf(a, n)
     _loosen(a, n, True)
 
 
@@ -178,6 +192,7 @@ def succeed(a: Arrays, n: int, parent: int) -> None:
     old, q = _queue(a, n), rank(a, parent)
     if q == old:
         size = a.policy[QUEUE_SIZE + q]
+        _count_above(a, n, -1)
         _replace(a, q, n, parent, size)
         if a.policy[RULES] == BY_CLASSES and q < CLASSES:
             _replace(a, HEAPS + q, n, parent, size)
@@ -186,7 +201,7 @@ def succeed(a: Arrays, n: int, parent: int) -> None:
         quit_queue(a, n)
         join_queue(a, parent, q)
     if a.policy[RULES] == BY_CLASSES and q != STRANDED:
-        value_boundary(a, parent, OF_LEAF)
+        value_leaf(a, parent)
     _loosen(a, parent, True)
 
 
@@ -206,37 +221,52 @@ def _strand(a: Arrays, n: int) -> None:
         join_queue(a, n, STRANDED)
 
 
-@inlined
+@jit
 def strand_checkpoints(a: Arrays, n: int) -> None:
-    """``n`` lost a window: checkpoints below it that nothing can resume from any more go next."""
-    c = a.node[n, FIRST_CHECKPOINT]
-    while c >= 0:
-        _strand(a, c)
-        c = a.node[c, SIBLING_NEXT]
-
-
-@inlined
-def give_up(a: Arrays, n: int, when: int) -> None:
-    """What only the end of segment ``n`` or its checkpoints need goes first if nothing can resume there any more."""
-    if a.trunk[n, NTOKENS] == a.tokens.shape[1] and not resumable(a, n):
-        _strand(a, n)
-        give_up_boundary(a, n, when)
-    strand_checkpoints(a, n)
+    """``n`` lost a window: checkpoints within reach that nothing can resume from any more go next."""
+    if a.heat[n, SPENT] == 0:
+        return
+    depth, m = a.node[n, DEPTH] + reach(a), n
+    while m >= 0:
+        c = a.node[m, FIRST_CHECKPOINT]
+        while c >= 0:
+            _strand(a, c)
+            c = a.node[c, SIBLING_NEXT]
+        m = next_below(a, n, m, depth)
 
 
 @jit
-def reconsider(a: Arrays, n: int, when: int) -> None:
-    """``n`` lost a window or snapshot that was kept until then, ``when`` it had been released.
+def first_stranded(a: Arrays) -> int:
+    """The first stranded leaf, or -1; those that somebody can resume from after all leave the queue."""
+    while a.policy[QUEUE_SIZE + STRANDED] > 0:
+        n = a.heap[STRANDED, 0]
+        if not resumable(a, n):
+            return n
+        quit_queue(a, n)
+        join_queue(a, n, rank(a, n))
+        value_leaf(a, n)
+    return -1
 
-    Boundaries that needed it end at ``n`` or not far below.  What they share with others was released later.
-    """
+
+@inlined
+def give_up(a: Arrays, n: int) -> None:
+    """What only the end of segment ``n`` or its checkpoints need goes first if nothing can resume there any more."""
+    if a.trunk[n, NTOKENS] == a.tokens.shape[1] and not resumable(a, n):
+        _strand(a, n)
+        give_up_boundary(a, n)
+    c = a.node[n, FIRST_CHECKPOINT]
+    while c >= 0:
+        if not resumable(a, c):
+            _strand(a, c)
+            give_up_boundary(a, c)
+        c = a.node[c, SIBLING_NEXT]
+
+
+@jit
+def reconsider(a: Arrays, n: int) -> None:
+    """``n`` lost a window or snapshot that was kept: boundaries that needed it end there, or not far below."""
     depth = a.node[n, DEPTH] + reach(a)
     m = n
     while m >= 0:
-        give_up(a, m, when)
-        if a.node[m, DEPTH] < depth and a.trunk[m, FIRST_CHILD] >= 0:
-            m = a.trunk[m, FIRST_CHILD]
-            continue
-        while m != n and a.node[m, SIBLING_NEXT] < 0:
-            m = a.trunk[m, PARENT]
-        m = a.node[m, SIBLING_NEXT] if m != n else -1
+        give_up(a, m)
+        m = next_below(a, n, m, depth)

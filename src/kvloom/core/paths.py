@@ -19,10 +19,10 @@ from kvloom.core.fields import (
     FREE_PAGES,
     KEPT_HEAD,
     NTOKENS,
-    OF_LEAF,
     OWNER,
     OWNER_COL,
     PAGES,
+    PARENT,
     PINS,
     QUEUE,
     QUEUE_SIZE,
@@ -43,7 +43,7 @@ from kvloom.core.leaf_heap import leave_heap, older, succeed
 from kvloom.core.lifecycle import EVICTED, READY, move
 from kvloom.core.policies import BY_CLASSES, BY_FIFO, CLASSES, HEAPS, STRANDED, rank
 from kvloom.core.prefix_index import bury, drop_anchor, forget_object
-from kvloom.core.worth import value_boundary
+from kvloom.core.worth import give_up_boundary, value_leaf
 from kvloom.types import SLOT_EVICTED
 
 NEVER = 1 << 62
@@ -60,6 +60,14 @@ def room_of(a: Arrays, g: int) -> int:
 @jit
 def evict_leaf(a: Arrays, n: int) -> None:
     """Evict every object of leaf ``n``."""
+    parent = a.trunk[n, PARENT]
+    _forget_all(a, n)
+    if a.policy[RULES] == BY_CLASSES and a.node[parent, ANCHORS] > 0:
+        give_up_boundary(a, n)
+
+
+@inlined
+def _forget_all(a: Arrays, n: int) -> None:
     for g in range(a.group.shape[0]):
         first = a.group[g, COL_BASE]
         for c in range(first, first + a.group[g, COLUMNS]):
@@ -196,6 +204,8 @@ def evict_path(a: Arrays, n: int, g: int, want: int, most: int) -> int:
             a.node[parent, ANCHORS] += 1
             leave_heap(a, first)
             drop_anchor(a, parent)
+            if learns and a.node[parent, ANCHORS] > 0:
+                give_up_boundary(a, n)
             return count
         when = a.node_stamp[parent]
         if (
@@ -211,5 +221,5 @@ def evict_path(a: Arrays, n: int, g: int, want: int, most: int) -> int:
             succeed(a, first, parent)
             return count
         if classed:
-            value_boundary(a, parent, OF_LEAF)
+            value_leaf(a, parent)
         n = parent

@@ -47,6 +47,7 @@ from kvloom.core.fields import (
     ROOT,
     RULE,
     RULE_PREFIX,
+    RULE_SNAPSHOT,
     RULES,
     SIBLING_NEXT,
     SIBLING_PREV,
@@ -59,7 +60,7 @@ from kvloom.core.lifecycle import COMMITTED, EVICTED, QUARANTINED, READY, move
 from kvloom.core.policies import BY_CLASSES
 from kvloom.core.reuse import expire
 from kvloom.core.token_runs import copy_run, same_run
-from kvloom.core.worth import base_worth
+from kvloom.core.worth import base_worth, value_rest
 from kvloom.types import SLOT_EVICTED, SLOT_QUARANTINED, AnyArray
 
 SAMPLES = 8
@@ -490,4 +491,6 @@ def adopt(a: Arrays, n: int, c: int, g: int, s: int) -> bool:
     a.counters[g, COMMITS] += 1
     if a.slot[s, PINS] == 0 and is_auxiliary(a, g, s):
         link_auxiliary(a, g, s)
+    if a.group[g, RULE] == RULE_SNAPSHOT:
+        value_rest(a, n)
     return True

@@ -9,22 +9,17 @@ from kvloom.core.fields import (
     ANCHORS,
     BLOCK_TOKENS,
     BROKEN,
-    CLOCK,
     COL_BASE,
     COLUMNS,
     DEPTH,
     FIRST_CHECKPOINT,
     FIRST_CHILD,
-    HEAP_AT,
-    KEPT,
     MISSES,
     NTOKENS,
-    OF_LEAF,
     PARENT,
     PASSES,
     PINNED,
     PINS,
-    QUEUE,
     RESIDENT,
     ROOT,
     RULE,
@@ -35,10 +30,9 @@ from kvloom.core.fields import (
     USED,
 )
 from kvloom.core.leaf_heap import give_up
-from kvloom.core.policies import BY_CLASSES, STRANDED
+from kvloom.core.policies import BY_CLASSES
 from kvloom.core.prefix_index import forget_object, free_node
 from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
-from kvloom.core.worth import value_boundary
 from kvloom.types import AnyArray
 
 
@@ -81,11 +75,7 @@ def _reconsider_all(a: Arrays) -> None:
     """Let what serves no boundary any more go first."""
     for n in range(a.node.shape[0]):
         if a.trunk[n, NTOKENS] >= 0:
-            give_up(a, n, a.scalars[CLOCK])
-    for n in range(a.node.shape[0]):
-        if a.node[n, HEAP_AT] >= 0 and a.heat[n, QUEUE] != STRANDED:
-            m = n if a.trunk[n, NTOKENS] == a.tokens.shape[1] else a.trunk[n, PARENT]
-            value_boundary(a, m, OF_LEAF if m == n else KEPT)
+            give_up(a, n)
 
 
 @jit

@@ -18,8 +18,8 @@ from kvloom.core.fields import (
     TICK,
     USES,
 )
-from kvloom.core.leaf_heap import join_queue, older, quit_queue
-from kvloom.core.policies import BY_CLASSES, BY_FIFO, CLASSES, HEAPS, STRANDED, frequency
+from kvloom.core.leaf_heap import first_stranded, join_queue, older, quit_queue
+from kvloom.core.policies import BY_CLASSES, BY_FIFO, CLASSES, HEAPS, frequency
 from kvloom.core.reuse import index_of
 
 SMALL, MAIN = range(2)
@@ -46,8 +46,9 @@ def _least_valuable(a: Arrays) -> tuple[int, int]:
 
     What no request can resume from goes at once.  Also the time before which other things are older than every leaf.
     """
-    if a.policy[QUEUE_SIZE + STRANDED] > 0:
-        return a.heap[STRANDED, 0], -1
+    stranded = first_stranded(a)
+    if stranded >= 0:
+        return stranded, -1
     if a.policy[SCORED_AT] != a.policy[OPENS]:
         a.policy[SCORED_AT] = a.policy[OPENS]
         for row in range(2 * CLASSES):

@@ -10,15 +10,16 @@ from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
 from kvloom.core.block_pool import set_worth
 from kvloom.core.fields import (
+    ANCHORS,
     COL_BASE,
     COLUMNS,
     DEPTH,
+    FIRST_CHECKPOINT,
     FIRST_CHILD,
     KEPT,
     NTOKENS,
     OF_LEAF,
     PARENT,
-    PINS,
     REST,
     RULE,
     RULE_PREFIX,
@@ -29,90 +30,183 @@ from kvloom.core.fields import (
     SURPLUS,
     WINDOW,
 )
-from kvloom.core.policies import BY_CLASSES
+from kvloom.core.policies import BY_CLASSES, resumable
 from kvloom.core.rules import block_of, blocks_at, first_block_needed, next_rest, snapshot_needed
+
+GONE = 4
+"""Besides the lists: what only a boundary needed that is no more."""
+LOOKED_AT = 256
+LATEST = 8
+"""Checkpoints of a segment that may be ends of requests, the latest first."""
+
+
+@inlined
+def _has_snapshots(a: Arrays) -> bool:
+    for g in range(a.group.shape[0]):
+        if a.group[g, RULE] == RULE_SNAPSHOT:
+            return True
+    return False
+
+
+@jit
+def _rest_below(a: Arrays, n: int, rest: int) -> bool:
+    """Whether the path through segment ``n`` goes on to a rest at which something can resume; yes if hard to find."""
+    depth, looked, m = rest // a.tokens.shape[1], 0, n
+    while m >= 0:
+        looked += 1
+        if looked > LOOKED_AT or (a.node[m, DEPTH] == depth and resumable(a, m)):
+            return True
+        m = next_below(a, n, m, depth)
+    return False
+
+
+@inlined
+def next_below(a: Arrays, n: int, m: int, depth: int) -> int:
+    """The segment after ``m`` in a walk over ``n`` and what is below it, down to a depth; -1 at the end."""
+    if a.node[m, DEPTH] < depth and a.trunk[m, FIRST_CHILD] >= 0:
+        return a.trunk[m, FIRST_CHILD]
+    while m != n and a.node[m, SIBLING_NEXT] < 0:
+        m = a.trunk[m, PARENT]
+    return a.node[m, SIBLING_NEXT] if m != n else -1
 
 
 @inlined
 def base_worth(a: Arrays, g: int, n: int, c: int) -> int:
-    """What the object in column ``c`` of node ``n`` is worth while no end or fork needs it: REST or SURPLUS."""
+    """What the object in column ``c`` of node ``n`` is worth while no end or fork needs it: REST or SURPLUS.
+
+    A window is there when its rest is published, but a snapshot may never be taken; until it is, nothing is REST.
+    """
     segment = a.tokens.shape[1]
     end = a.node[n, DEPTH] * segment
     rest = next_rest(a, end) if a.group[g, RULE] != RULE_PREFIX and a.trunk[n, NTOKENS] == segment else 0
     if rest == 0:
         return SURPLUS
-    if a.group[g, RULE] == RULE_SNAPSHOT:
-        return REST if end == rest else SURPLUS
-    block = block_of(a, g, end - segment) + c - a.group[g, COL_BASE]
-    return REST if first_block_needed(a, g, rest) <= block else SURPLUS
+    if a.group[g, RULE] == RULE_SNAPSHOT and end != rest:
+        return SURPLUS
+    if a.group[g, RULE] != RULE_SNAPSHOT:
+        block = block_of(a, g, end - segment) + c - a.group[g, COL_BASE]
+        if first_block_needed(a, g, rest) > block:
+            return SURPLUS
+    return REST if not _has_snapshots(a) or _rest_below(a, n, rest) else SURPLUS
+
+
+@jit
+def _serves(a: Arrays, g: int, n: int, block: int) -> bool:
+    """Whether anything can resume below ``n`` that needs its block of window group ``g``; yes if that is much work."""
+    segment = a.tokens.shape[1]
+    looked, m = 0, n
+    while m >= 0:
+        position = a.node[m, DEPTH] * segment
+        near = first_block_needed(a, g, position) <= block
+        if near and resumable(a, m):
+            return True
+        c = a.node[m, FIRST_CHECKPOINT]
+        while c >= 0:
+            if first_block_needed(a, g, position + a.trunk[c, NTOKENS]) <= block and resumable(a, c):
+                return True
+            looked += 1
+            c = a.node[c, SIBLING_NEXT]
+        looked += 1
+        if looked > LOOKED_AT:
+            return True
+        m = next_below(a, n, m, a.node[m, DEPTH] + (1 if near else 0))
+    return False
 
 
 @inlined
-def _lower(a: Arrays, g: int, n: int, c: int, when: int) -> None:
-    """Take back what was KEPT, not after ``when``."""
+def _give_up(a: Arrays, g: int, n: int, c: int, position: int) -> None:
+    """Nothing can resume at ``position`` any more: what serves nothing else goes first, unless it waits for a rest."""
     s = a.group[g, SLOT_BASE] + a.columns[n, c]
-    if a.worth[s] == KEPT and (when < 0 or (a.slot[s, PINS] == 0 and a.slot_stamp[s] <= when)):
+    if a.worth[s] == SURPLUS:
+        return
+    segment = a.tokens.shape[1]
+    end = a.node[n, DEPTH] * segment
+    if a.group[g, RULE] == RULE_SNAPSHOT:
+        if resumable(a, n):
+            return
+    elif _serves(a, g, n, block_of(a, g, end - segment) + c - a.group[g, COL_BASE]):
+        return
+    if next_rest(a, end) == position:
+        set_worth(a, g, s, SURPLUS)
+    elif a.worth[s] == KEPT:
         set_worth(a, g, s, base_worth(a, g, n, c))
 
 
 @inlined
-def _lower_rest(a: Arrays, g: int, n: int, c: int, position: int) -> None:
-    """What serves the rest at ``position`` and no other is surplus."""
-    s = a.group[g, SLOT_BASE] + a.columns[n, c]
-    segment = a.tokens.shape[1]
-    end = a.node[n, DEPTH] * segment
-    if a.worth[s] == REST and next_rest(a, end) == position:
-        if a.group[g, RULE] != RULE_SNAPSHOT:
-            block = block_of(a, g, end - segment) + c - a.group[g, COL_BASE]
-            if first_block_needed(a, g, next_rest(a, position + 1)) <= block:
-                return
-        set_worth(a, g, s, SURPLUS)
-
-
-@inlined
-def _revalue(a: Arrays, g: int, n: int, c: int, worth: int, position: int, when: int) -> None:
+def _revalue(a: Arrays, g: int, n: int, c: int, worth: int, position: int) -> None:
     if a.columns[n, c] < 0:
         return
     s = a.group[g, SLOT_BASE] + a.columns[n, c]
-    if worth == SURPLUS:
-        _lower(a, g, n, c, when)
+    if worth == GONE:
+        _give_up(a, g, n, c, position)
+    elif worth == SURPLUS:
+        if a.worth[s] == KEPT:
+            set_worth(a, g, s, base_worth(a, g, n, c))
     elif worth == REST:
-        _lower_rest(a, g, n, c, position)
+        if a.worth[s] == SURPLUS:
+            set_worth(a, g, s, REST)
     elif worth == OF_LEAF or a.worth[s] <= KEPT:
         set_worth(a, g, s, KEPT)
 
 
 @jit
-def _value(a: Arrays, n: int, worth: int, floor: int, when: int) -> None:
-    """``value_boundary`` for objects of segments deeper than ``floor``; SURPLUS for those not released after ``when``.
+def _value(a: Arrays, n: int, worth: int, floor: int) -> None:
+    """Say what the windows and snapshots are worth that resuming at ``n`` needs, of segments deeper than ``floor``.
 
-    Deepest first, so that of what is only a part of a window the end goes first.
+    Deepest first, so that of what is only a part of a window the end goes first.  What a checkpoint has itself goes
+    with it.
     """
     segment = a.tokens.shape[1]
-    position = a.node[n, DEPTH] * segment
+    whole = a.trunk[n, NTOKENS] == segment
+    own = (a.node[n, DEPTH] - (1 if whole else 0)) * segment
+    position = own + a.trunk[n, NTOKENS]
     for g in range(a.group.shape[0]):
         if a.group[g, RULE] == RULE_PREFIX:
             continue
         if a.group[g, RULE] == RULE_SNAPSHOT:
-            _revalue(a, g, n, a.group[g, COL_BASE], worth, position, when)
+            if whole:
+                _revalue(a, g, n, a.group[g, COL_BASE], worth, position)
             continue
-        m, begin = n, block_of(a, g, position - segment)
+        m, begin = n, block_of(a, g, own)
         last = max(first_block_needed(a, g, position), floor * a.group[g, COLUMNS])
-        for block in range(blocks_at(a, g, position) - 1, last - 1, -1):
+        for block in range((blocks_at(a, g, position) if whole else begin) - 1, last - 1, -1):
             if block < begin:
                 m = a.trunk[m, PARENT]
                 begin -= a.group[g, COLUMNS]
-            _revalue(a, g, m, a.group[g, COL_BASE] + block - begin, worth, position, when)
+            _revalue(a, g, m, a.group[g, COL_BASE] + block - begin, worth, position)
 
 
 @jit
-def value_boundary(a: Arrays, n: int, worth: int) -> None:
-    """Windows and snapshots that resuming at the end of segment ``n`` needs serve an end or a fork, and count as new.
-
-    They are KEPT, but for those that rests have; OF_LEAF makes all of them KEPT, so that they go with the leaf.
-    """
+def value_leaf(a: Arrays, n: int) -> None:
+    """Segment ``n`` is a leaf, at which something can resume: what it needs is KEPT, and goes with it at last."""
     if a.policy[RULES] == BY_CLASSES and a.trunk[n, NTOKENS] == a.tokens.shape[1]:
-        _value(a, n, worth, 0, -1)
+        _value(a, n, OF_LEAF, 0)
+
+
+@jit
+def value_end(a: Arrays, n: int) -> None:
+    """A request ends at segment ``n``, or at a checkpoint below it: what that needs is KEPT, and counts as new.
+
+    What rests have stays with them.
+    """
+    if a.policy[RULES] != BY_CLASSES:
+        return
+    if a.trunk[n, NTOKENS] > 0 and resumable(a, n):
+        _value(a, n, KEPT, 0)
+    c, looked = a.node[n, FIRST_CHECKPOINT], 0
+    while c >= 0 and looked < LATEST:
+        if a.node[c, ANCHORS] > 0 or resumable(a, c):
+            _value(a, c, KEPT, 0)
+        c = a.node[c, SIBLING_NEXT]
+        looked += 1
+
+
+@inlined
+def value_rest(a: Arrays, n: int) -> None:
+    """Segment ``n`` got a snapshot: if it is a rest, and whole now, that stays."""
+    position = a.node[n, DEPTH] * a.tokens.shape[1]
+    if next_rest(a, position) == position > 0 and a.trunk[n, NTOKENS] == a.tokens.shape[1] and resumable(a, n):
+        _value(a, n, REST, 0)
 
 
 @inlined
@@ -162,7 +256,7 @@ def value_resumed(a: Arrays, n: int) -> None:
     if a.policy[RULES] != BY_CLASSES or a.trunk[n, NTOKENS] == 0:
         return
     if a.trunk[n, FIRST_CHILD] >= 0:
-        value_boundary(a, n, KEPT)
+        value_end(a, n)
         return
     above, floor = n, 0
     for _ in range(reach(a)):
@@ -172,20 +266,19 @@ def value_resumed(a: Arrays, n: int) -> None:
         if _stays(a, above):
             floor = a.node[above, DEPTH]
             break
-    _value(a, n, SURPLUS, floor, -1)
+    _value(a, n, SURPLUS, floor)
 
 
 @jit
-def give_up_boundary(a: Arrays, n: int, when: int) -> None:
-    """Nothing can resume at the end of segment ``n``: what was kept for that, not after ``when``, is surplus."""
-    _value(a, n, SURPLUS, 0, when)
-    position = a.node[n, DEPTH] * a.tokens.shape[1]
-    if next_rest(a, position) == position:
-        _value(a, n, REST, 0, -1)
+def give_up_boundary(a: Arrays, n: int) -> None:
+    """Nothing can resume at segment or checkpoint ``n`` any more: what only that needed goes first."""
+    _value(a, n, GONE, 0)
 
 
 @inlined
 def value_branch(a: Arrays, n: int) -> None:
     """The new segment ``n`` was put below its parent: if that has another child, there is a fork."""
-    if a.node[n, SIBLING_NEXT] >= 0:
-        value_boundary(a, a.trunk[n, PARENT], KEPT)
+    parent = a.trunk[n, PARENT]
+    forked = a.policy[RULES] == BY_CLASSES and a.node[n, SIBLING_NEXT] >= 0
+    if forked and a.trunk[parent, NTOKENS] > 0 and resumable(a, parent):
+        _value(a, parent, KEPT, 0)

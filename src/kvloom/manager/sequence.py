@@ -15,7 +15,6 @@ from kvloom.core.fields import (
     COL_BASE,
     GRADE,
     HITS,
-    KEPT,
     NTOKENS,
     PARENT,
     RATIO,
@@ -65,7 +64,7 @@ from kvloom.core.prefix_index import (
 from kvloom.core.progress import publish
 from kvloom.core.publishing import republish
 from kvloom.core.rules import blocks_at, snapshot_needed
-from kvloom.core.worth import value_boundary
+from kvloom.core.worth import value_end
 from kvloom.errors import InputError, SequenceError, StaleLeaseError
 from kvloom.manager.explain import Findings
 from kvloom.manager.inputs import grade_of
@@ -258,7 +257,7 @@ class CachedSequence(Single):
             return _NOTHING
         manager.tick()
         republish(manager.arrays, manager.rows, self.row)
-        value_boundary(manager.arrays, self.node, KEPT)
+        value_end(manager.arrays, self.node)
         start = int(state[PUBLISHED]) * manager.spec.segment_tokens
         if state[LENGTH] == start:
             return self._snapshot(asked=True)

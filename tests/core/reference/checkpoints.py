@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tests.core.reference.arena import KEPT, UNKEPT, Slot
+from tests.core.reference.arena import UNKEPT, Slot
 from tests.core.reference.index import Node, Place
 from tests.core.reference.plans import Copy, Ticket
 
@@ -92,7 +92,7 @@ def checkpoint(sequence: RefSequence) -> Ticket | None:
         return None
     manager.arena.clock += 1
     sequence.republish()
-    manager.core.worth.boundary(sequence.node, KEPT)
+    manager.core.worth.end(sequence.node)
     if sequence.length == sequence.committed * manager.spec.segment_tokens:
         return snapshot_plan(sequence, asked=True)
     tail = sequence.tokens[sequence.committed * manager.spec.segment_tokens : sequence.length]

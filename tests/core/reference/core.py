@@ -33,6 +33,7 @@ class Core:
         self.worth = Worth(self, spec)
         if isinstance(self.rules, Cost):
             self.rules.leaf = self.worth.joined
+            self.rules.first_stranded = self.worth.first_stranded
         self.graveyard: list[tuple[Slot, int]] = []
 
     def settle(self) -> None:
@@ -94,6 +95,8 @@ class Core:
         node.columns[place] = slot
         self.arena.counters[slot.group][COMMITS] += 1
         self.settle()
+        if self.groups[slot.group].snapshot:
+            self.worth.snapshot(node)
 
     # ---------------------------------------------------------------- eviction
 
@@ -104,12 +107,13 @@ class Core:
             slot = leaf.columns[place]
             if isinstance(slot, Slot):
                 self.forget(slot, SLOT_EVICTED)
+        self.worth.gone(leaf)
 
     def _evict_auxiliary(self, slot: Slot) -> None:
-        node, worth, released = slot.owner, slot.worth, slot.released[0]
+        node, worth = slot.owner, slot.worth
         assert node is not None
         self.forget(slot, SLOT_EVICTED)
-        self.worth.lost(node, worth, released)
+        self.worth.lost(node, worth)
 
     def _evict_useless(self, group: int | None) -> bool:
         """What ``cost`` gives first: stranded leaves, surplus, badly used pages; of one group where it has some.
@@ -118,9 +122,9 @@ class Core:
         """
         if not self.worth.on:
             return False
-        stranded = [n for n in self.index.leaves() if n.stranded]
-        if stranded:
-            self.evict_leaf(stranded[0])
+        stranded = self.worth.first_stranded(self.index.leaves())
+        if stranded is not None:
+            self.evict_leaf(stranded)
             return True
         if self._evict_listed(group, SURPLUS):
             return True
@@ -138,7 +142,7 @@ class Core:
         return slot is not None
 
     def _evacuate(self, group: int | None) -> bool:
-        """Empty the emptiest page, at most half used and by rests only, of a group that uses at most half its own."""
+        """Empty the emptiest page, half used or less and by rests only, of a group that uses half of its pages."""
         arena = self.arena
         for g in self.groups:
             per_page = len(arena.on_page(g.index, 0))

@@ -170,6 +170,7 @@ class Cost(Counting):
         super().__init__(clock)
         self.reuse = Reuse()
         self.leaf: Callable[[Node], None]
+        self.first_stranded: Callable[[Sequence[Node]], Node | None]
 
     def born(self, node: Node) -> None:
         super().born(node)
@@ -230,9 +231,9 @@ class Cost(Counting):
         def index(node: Node) -> int:
             return self.reuse.index(class_of(node), node.tick)
 
-        stranded = [n for n in leaves if n.stranded]
-        if stranded:
-            return min(stranded, key=_by_stamp), -1
+        stranded = self.first_stranded(sorted(leaves, key=_by_stamp))
+        if stranded is not None:
+            return stranded, -1
         oldest = min(leaves, key=_by_stamp)
         best = None
         for c in range(8):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tests.core.reference.arena import KEPT, Slot
+from tests.core.reference.arena import Slot
 from tests.core.reference.checkpoints import child_or_new, snapshot_plan
 from tests.core.reference.core import PREFIX_KINDS
 from tests.core.reference.index import Node
@@ -188,7 +188,7 @@ class RefSequence:
         self.closed = True
         if not self.broken:
             self.republish()
-        self.manager.core.worth.boundary(self.node, KEPT)
+        self.manager.core.worth.end(self.node)
         self.let_go()
         self.manager.core.touch(self.node)
         self.manager.core.rules.ended(self.node, self.priority)

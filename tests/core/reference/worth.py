@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tests.core.reference.arena import KEPT, OF_LEAF, REST, SURPLUS, Slot
+from tests.core.reference.arena import KEPT, REST, SURPLUS, Slot
 from tests.core.reference.index import Node, Place
 from tests.core.reference.policies import Cost
 from tests.core.reference.rules import Group
@@ -57,18 +58,31 @@ class Worth:
         group = self.core.groups[place[0]]
         if not rest or (group.snapshot and rest != node.end):
             return SURPLUS
-        if group.snapshot:
-            return REST
-        return REST if node.start // group.tokens + place[1] in group.needed(rest) else SURPLUS
+        if not group.snapshot and node.start // group.tokens + place[1] not in group.needed(rest):
+            return SURPLUS
+        snapshots = any(g.snapshot for g in self._own)
+        return REST if not snapshots or self._rest_below(node, rest) else SURPLUS
+
+    def _rest_below(self, node: Node, rest: int) -> bool:
+        """Whether something can resume at the rest that the path goes on to; yes if that is a long story."""
+        depth = (rest - node.end) // self.segment
+        below = self._segments_below(node, depth)
+        at = next((i for i, n in enumerate(below) if n.end == rest and self.resumable(n)), len(below))
+        return at < len(below) or at > 256
+
+    def snapshot(self, node: Node) -> None:
+        """The segment got a snapshot: a rest that is whole stays."""
+        if self.on and node.is_segment and self.is_rest(node.end) and self.resumable(node):
+            for _, _, slot in self.objects(node):
+                if slot.worth == SURPLUS:
+                    self.core.arena.revalue(slot, REST)
 
     # ---------------------------------------------------------------- boundaries
 
     def objects(self, node: Node) -> list[tuple[Node, Place, Slot]]:
-        """The windows and snapshots that resuming at the end of a segment needs, as far as they are there."""
+        """The windows and snapshots of segments that resuming there needs, as far as they are there."""
         found = []
-        for group in self.core.groups:
-            if group.kind in PREFIX_KINDS:
-                continue
+        for group in self._own:
             owners = [(node, 0)]
             if not group.snapshot:
                 blocks = sorted(group.needed(node.end), reverse=True)
@@ -76,16 +90,23 @@ class Worth:
                 owners = [(n, b - n.start // group.tokens) for n, b in zip(at, blocks, strict=True)]
             for owner, index in owners:
                 slot = owner.columns[group.index, index]
-                if isinstance(slot, Slot):
+                if isinstance(slot, Slot) and owner.is_segment:
                     found.append((owner, (group.index, index), slot))
         return found
 
-    def boundary(self, node: Node, worth: int) -> None:
-        """What the end of a segment needs is KEPT and as new, but for what rests have; OF_LEAF makes all KEPT."""
-        if not self.on or not node.is_segment:
+    def end(self, node: Node) -> None:
+        """A request ends there or at a checkpoint below: what that needs is KEPT and as new, except what rests have."""
+        if not self.on:
             return
+        if node.parent is not None and self.resumable(node):
+            self._keep(node)
+        for checkpoint in node.checkpoints[:8]:
+            if checkpoint.anchors or self.resumable(checkpoint):
+                self._keep(checkpoint)
+
+    def _keep(self, node: Node) -> None:
         for _, _, slot in self.objects(node):
-            if worth == OF_LEAF or slot.worth != REST:
+            if slot.worth != REST:
                 self.core.arena.revalue(slot, KEPT)
 
     def resumed(self, node: Node) -> None:
@@ -93,12 +114,16 @@ class Worth:
 
         What is left behind is what no end or fork further up needs that stays whole.
         """
+        if not self.on or node.parent is None:
+            return
         if node.children:
-            self.boundary(node, KEPT)
-        elif self.on and node.parent is not None:
-            above = [n for n in node.path[-2:0:-1][: self.reach] if self._stays(n)]
-            floor = above[0].end if above else 0
-            self._lower([found for found in self.objects(node) if found[0].end > floor])
+            self.end(node)
+            return
+        above = [n for n in node.path[-2:0:-1][: self.reach] if self._stays(n)]
+        floor = above[0].end if above else 0
+        for owner, place, slot in self.objects(node):
+            if owner.end > floor and slot.worth == KEPT:
+                self.core.arena.revalue(slot, self.base(place, owner))
 
     def _stays(self, node: Node) -> bool:
         worths = [slot.worth for _, _, slot in self.objects(node)]
@@ -107,40 +132,37 @@ class Worth:
         )
         return whole and all(w != SURPLUS for w in worths)
 
-    def _lower(self, found: list[tuple[Node, Place, Slot]]) -> None:
-        for owner, place, slot in found:
-            if slot.worth == KEPT:
-                self.core.arena.revalue(slot, self.base(place, owner))
-
     def branched(self, node: Node) -> None:
         """A new segment was put below its parent."""
-        assert node.parent is not None
-        if node.is_segment and len(node.parent.children) > 1:
-            self.boundary(node.parent, KEPT)
+        parent = node.parent
+        assert parent is not None
+        if self.on and node.is_segment and len(parent.children) > 1 and parent.parent and self.resumable(parent):
+            self._keep(parent)
 
     # ---------------------------------------------------------------- what was lost
 
-    def lost(self, node: Node, worth: int, when: int) -> None:
-        """An object of the node was evicted by itself: it was worth so much and had been released then."""
+    def lost(self, node: Node, worth: int) -> None:
+        """An object of the node, which was worth so much, was evicted by itself."""
         if not self.on:
             return
         if worth == SURPLUS:
-            self._strand_checkpoints(node)
+            for below in self._segments_below(node, self.reach):
+                for checkpoint in below.checkpoints:
+                    self._strand(checkpoint)
         else:
             for below in self._segments_below(node, self.reach):
-                self._give_up(below, when)
+                self._give_up_at(below)
+
+    def gone(self, leaf: Node) -> None:
+        """A leaf was evicted."""
+        assert leaf.parent is not None
+        if self.on and leaf.parent.anchors:
+            self._give_up(leaf)
 
     def reconsider_all(self) -> None:
         """Any object may have been forgotten."""
-        if not self.on:
-            return
-        nodes = sorted(self.core.index.all_nodes(), key=lambda n: n.number)
-        for node in nodes:
-            self._give_up(node, self.core.arena.clock)
-        for node in nodes:
-            if node.evictable and not node.stranded:
-                assert node.parent is not None
-                self.boundary(node if node.is_segment else node.parent, OF_LEAF if node.is_segment else KEPT)
+        for node in sorted(self.core.index.all_nodes(), key=lambda n: n.number) if self.on else []:
+            self._give_up_at(node)
 
     def _segments_below(self, node: Node, depth: int) -> list[Node]:
         found = [node]
@@ -152,37 +174,60 @@ class Worth:
         if node.evictable and not self.resumable(node):
             node.stranded = True
 
-    def _strand_checkpoints(self, node: Node) -> None:
-        for checkpoint in node.checkpoints:
-            self._strand(checkpoint)
+    def _give_up_at(self, node: Node) -> None:
+        """The segment, unless it is a root, and its checkpoints."""
+        for boundary in [node] * node.is_segment + node.checkpoints:
+            if not self.resumable(boundary):
+                self._strand(boundary)
+                self._give_up(boundary)
 
-    def _give_up(self, node: Node, when: int) -> None:
-        if node.is_segment and not self.resumable(node):
-            self._strand(node)
-            self._lower([f for f in self.objects(node) if not f[2].holders and f[2].released[0] <= when])
-            if self.is_rest(node.end):
-                self._give_up_rest(node)
-        self._strand_checkpoints(node)
-
-    def _give_up_rest(self, node: Node) -> None:
-        after = self.rest_at(node.end + 1)
-        for owner, (g, index), slot in self.objects(node):
-            group = self.core.groups[g]
-            if slot.worth != REST:
+    def _give_up(self, boundary: Node) -> None:
+        """What serves nothing else is surplus, unless it waits for a rest further down."""
+        for owner, place, slot in self.objects(boundary):
+            group = self.core.groups[place[0]]
+            served = self.resumable(owner) if group.snapshot else self._serves(group, owner, place[1])
+            if slot.worth == SURPLUS or served:
                 continue
-            if not group.snapshot:
-                block = owner.start // group.tokens + index
-                if self.rest_at(owner.end) != node.end or block in group.needed(after):
-                    continue
-            self.core.arena.revalue(slot, SURPLUS)
+            if self.rest_at(owner.end) == boundary.end:
+                self.core.arena.revalue(slot, SURPLUS)
+            elif slot.worth == KEPT:
+                self.core.arena.revalue(slot, self.base(place, owner))
+
+    def _serves(self, group: Group, owner: Node, index: int) -> bool:
+        """Whether anything can resume below that needs this block; yes if that is a long story."""
+        block, looked = owner.start // group.tokens + index, 0
+        todo = [owner]
+        while todo:
+            node = todo.pop()
+            near = block in group.needed(node.end)
+            if near and self.resumable(node):
+                return True
+            for checkpoint in node.checkpoints:
+                if block in group.needed(checkpoint.end) and self.resumable(checkpoint):
+                    return True
+            looked += 1 + len(node.checkpoints)
+            if looked > 256:
+                return True
+            todo += node.children[::-1] if near else []
+        return False
 
     # ---------------------------------------------------------------- leaves
 
     def joined(self, node: Node) -> None:
         """The node became a leaf that may be evicted."""
         node.stranded = not self.resumable(node)
-        if not node.stranded:
-            self.boundary(node, OF_LEAF)
+        if not node.stranded and self.on and node.is_segment:
+            for _, _, slot in self.objects(node):
+                self.core.arena.revalue(slot, KEPT)
+
+    def first_stranded(self, leaves: Sequence[Node]) -> Node | None:
+        """The oldest stranded leaf at which nothing can resume indeed."""
+        for leaf in leaves:
+            if leaf.stranded:
+                self.joined(leaf)
+                if leaf.stranded:
+                    return leaf
+        return None
 
     def resumable(self, node: Node) -> bool:
         """Whether everything is there that resuming at the end of the node needs."""
