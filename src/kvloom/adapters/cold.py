@@ -1,13 +1,15 @@
 """A device arena and a disk store behind it: prefixes are looked for there, and ends of requests kept there.
 
-The manager decides what moves; this joins its plans with the bytes.  Nothing that the disk does stops a request: what
-cannot be found, read or stored is counted and computed again.
+The manager decides what moves; this joins its plans with the bytes.  Loads come before the request that waits for them;
+stores run in a thread of their own, a few at a time, while their slots are held.  Nothing that the disk does stops a
+request: what cannot be found, read or stored is counted and computed again.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,7 +21,7 @@ from kvloom.manager import Manager
 from kvloom.manager.sequence import CachedSequence
 from kvloom.plan import Chain, StoredObjects, TransferPlan
 from kvloom.spec.model_spec import ModelSpec
-from kvloom.tiers.disk import DiskStore, Fill, Found, Need, NewObject, PayloadForm, Places, Unit
+from kvloom.tiers.disk import DiskStore, Fill, Found, Need, NewObject, PayloadForm, Places, Published, Unit
 from kvloom.tiers.disk.values import Result
 from kvloom.types import AnyArray, Grade, Int32Array, IntArray
 
@@ -35,6 +37,10 @@ class SlotMemory(Protocol):
 
     def write_slots(self, offsets: IntArray, lengths: IntArray, data: npt.NDArray[np.uint8]) -> None:
         """Copy pieces of ``data`` that lie one after the other to ``offsets`` of the arena."""
+
+
+MOST_QUEUED = 8
+"""Ends of sequences that may wait to be stored; more are left out and counted as ``busy``."""
 
 
 @dataclass(slots=True)
@@ -78,6 +84,8 @@ class ColdTier:
     def __init__(self, manager: Manager, memory: SlotMemory, store: DiskStore) -> None:
         self._manager, self._memory, self.store = manager, memory, store
         self._spec: ModelSpec = manager.spec
+        self._worker = ThreadPoolExecutor(1, "kvloom-store")
+        self._queued: deque[tuple[list[TransferPlan], Future[list[Published]]]] = deque()
         self.stats = ColdStats()
 
     # ---------------------------------------------------------------- loading
@@ -145,29 +153,57 @@ class ColdTier:
     # ---------------------------------------------------------------- storing
 
     def keep(self, sequence: CachedSequence, salt: bytes, extra_keys: Sequence[ExtraKey]) -> None:
-        """Store the present end of a sequence, which has just been kept resumable, and its last canonical boundary."""
+        """Store the present end of a sequence, which has just been kept resumable, and its last canonical boundary.
+
+        Returns at once; the bytes are read from the slots later, in another thread.
+        """
+        self.collect()
         tokens = sequence.tokens
         if not len(tokens):
             return
-        chain = self._manager.chain(tokens, salt=salt, extra_keys=extra_keys)
-        for floor in (Grade.CANONICAL, Grade.FAITHFUL):
-            self._store(sequence, chain, floor)
-
-    def _store(self, sequence: CachedSequence, chain: Chain, floor: Grade) -> None:
-        manager = self._manager
-        found = self._lookup(chain)
-        plan = manager.plan_store(sequence, _NOTHING if found is None else _objects(found.places), floor)
-        if plan is None:
+        if len(self._queued) >= MOST_QUEUED:
+            self.stats.not_stored["busy"] += 1
             return
-        try:
-            done = self.store.publish(self._unit(chain, plan))
-        finally:
-            manager.finish_store(plan)
-        if done.stored:
-            self.stats.stores += 1
-            self._count(plan, self.stats.bytes_stored)
-        else:
-            self.stats.not_stored[done.outcome.value] += 1
+        manager = self._manager
+        chain = manager.chain(tokens, salt=salt, extra_keys=extra_keys)
+        found = self._lookup(chain)
+        stored = _NOTHING if found is None else _objects(found.places)
+        plans: list[TransferPlan] = []
+        for floor in (Grade.CANONICAL, Grade.FAITHFUL):
+            plan = manager.plan_store(sequence, stored, floor)
+            if plan is not None:
+                plans.append(plan)
+                stored = _joined(stored, plan)
+        if plans:
+            units = [self._unit(chain, plan) for plan in plans]
+            self._queued.append((plans, self._worker.submit(lambda: [self.store.publish(unit) for unit in units])))
+
+    def collect(self) -> None:
+        """Let go of the slots of what has been stored."""
+        while self._queued and self._queued[0][1].done():
+            self._end(*self._queued.popleft())
+
+    def flush(self) -> None:
+        """Wait until everything is stored that waits to be."""
+        while self._queued:
+            wait([self._queued[0][1]])
+            self.collect()
+
+    def close(self) -> None:
+        """Store what waits, then close the store."""
+        self.flush()
+        self._worker.shutdown()
+        self.store.close()
+
+    def _end(self, plans: list[TransferPlan], stored: Future[list[Published]]) -> None:
+        for plan in plans:
+            self._manager.finish_store(plan)
+        for plan, done in zip(plans, stored.result(), strict=True):
+            if done.stored:
+                self.stats.stores += 1
+                self._count(plan, self.stats.bytes_stored)
+            else:
+                self.stats.not_stored[done.outcome.value] += 1
 
     def _unit(self, chain: Chain, plan: TransferPlan) -> Unit:
         items = zip(plan.row.tolist(), plan.group.tolist(), plan.column.tolist(), plan.grade.tolist(), strict=True)
@@ -196,6 +232,12 @@ def _objects(places: Places) -> StoredObjects:
     entries = places.entries
     columns = (places.rows, entries["group"], entries["column"], entries["grade"])
     return StoredObjects(*(np.ascontiguousarray(column, dtype=np.int32) for column in columns))
+
+
+def _joined(stored: StoredObjects, plan: TransferPlan) -> StoredObjects:
+    """``stored`` once ``plan`` is stored, too."""
+    names = ("row", "group", "column", "grade")
+    return StoredObjects(*(np.concatenate([getattr(stored, name), getattr(plan, name)]) for name in names))
 
 
 _EMPTY = np.empty(0, dtype=np.int32)

@@ -175,12 +175,12 @@ class Engine:
     def close(self) -> None:
         """Take the hooks off the model.  Open sessions cannot go on, only be closed.  Closing twice is harmless.
 
-        What sessions that are closed afterwards have computed is not stored any more.
+        Waits for what is being stored; what sessions that are closed afterwards have computed is not stored.
         """
         self.hooks.remove()
         self.close_dropped()
         if self.cold is not None:
-            self.cold.store.close()
+            self.cold.close()
             self.cold = None
 
     def __enter__(self) -> Self:
