@@ -189,6 +189,11 @@ class ColdTier:
             wait([self._queued[0][1]])
             self.collect()
 
+    @property
+    def waiting(self) -> bool:
+        """Whether something waits to be stored, and holds its slots."""
+        return bool(self._queued)
+
     def close(self) -> None:
         """Store what waits, then close the store."""
         self.flush()

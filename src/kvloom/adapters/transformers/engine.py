@@ -6,11 +6,12 @@ import hashlib
 import struct
 import threading
 import weakref
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
 import torch
 import transformers
@@ -30,7 +31,7 @@ from kvloom.adapters.transformers.state import places
 from kvloom.adapters.transformers.tokens import to_tokens
 from kvloom.adapters.transformers.weights import weights_digest
 from kvloom.config import Device
-from kvloom.errors import ConfigError, InputError, SequenceError, UnsupportedError
+from kvloom.errors import CapacityError, ConfigError, InputError, SequenceError, UnsupportedError
 from kvloom.eviction import EvictionPolicy
 from kvloom.manager import Manager
 from kvloom.manager.events import Watch
@@ -44,6 +45,7 @@ from kvloom.tiers.disk import DiskStore
 from kvloom.types import Grade, Int32Array
 
 ExtraKey = tuple[str, str | bytes | int]
+T = TypeVar("T")
 Names = tuple[bytes, tuple[ExtraKey, ...]]
 """Salt and extra keys of a namespace."""
 
@@ -111,7 +113,7 @@ class Engine:
         keys = (*keys, ("kvloom.abi", self._abi()))
         if self.cold is not None and isinstance(salt, bytes):
             self.cold.restore(tokens, salt, keys, worst)
-        sequence = self.manager.open(tokens, salt=salt, extra_keys=keys, floor=worst)
+        sequence = self.with_room(lambda: self.manager.open(tokens, salt=salt, extra_keys=keys, floor=worst))
         try:
             self.run(sequence.restore)
             return Session(self.track(Runner(self, sequence, (salt, keys), tokens)), tokens)
@@ -138,6 +140,16 @@ class Engine:
             self.manager.abandon(plan)
             raise
         self.manager.complete(plan)
+
+    def with_room(self, ask: Callable[[], T]) -> T:
+        """Ask the manager for something; when there is no room, once more when what is being stored has let go."""
+        try:
+            return ask()
+        except CapacityError as error:
+            if self.cold is None or not self.cold.waiting or error.never_fits:
+                raise
+            self.cold.flush()
+        return ask()
 
     def keep_cold(self, sequence: CachedSequence, names: Names) -> None:
         """Store the end of a sequence that has just been kept resumable, where there is a store."""

@@ -68,7 +68,7 @@ class Runner:
         tokens = ids.numpy(force=True)
         if start < len(self.prompt):
             self._check_prompt(start, tokens)
-        self.engine.run(sequence.append(tokens))
+        self.engine.run(self.engine.with_room(lambda: sequence.append(tokens)))
         self._state.refresh()
         self.flight.start, self.flight.end = start, start + ids.shape[0]
 
@@ -108,7 +108,7 @@ class Runner:
         self.abort()
         self.engine.close_dropped()
         self.sequence.check()
-        child, plan = self.sequence.fork()
+        child, plan = self.engine.with_room(self.sequence.fork)
         try:
             self.engine.run(plan)
             return self.engine.track(Runner(self.engine, child, self.names, prompt))

@@ -75,7 +75,7 @@ class ManagerDriver:
         # like the others; "cost" lets go of most windows, and with them of hits in the middle of what is cached
         self.manager = Manager(spec, [Device(needed)], max_sequences=plan.sequences, policy="lru")
         for record in (self.manager.arrays, self.manager.rows):
-            for _, array in record.items():  # an engine has run for long: no page is touched for the first time
+            for array in dict(record.items()).values():  # an engine has run for long: no page of memory is new
                 flat = array.reshape(-1)
                 flat[::256] = flat[::256].copy()
 
