@@ -176,18 +176,24 @@ def verify_model(
     segment: Segment = None,
     block_size: BlockSize = None,
     device: Annotated[str, typer.Option(help="torch device: cpu, cuda, cuda:1, ...")] = "cpu",
+    store: Store = None,
+    store_size: StoreSize = None,
     as_json: AsJson = False,
 ) -> int:
     """Prove or disprove on a model that a hit equals a cold run.
 
     Exit code: 0 exact, 1 differs, 2 unsupported or bad input, 70 internal error.
     """
+    from kvloom.cli.cold import store_size as cap_of
     from kvloom.cli.settings import load_settings
     from kvloom.cli.verify import verify
 
     return verify(
         model,
-        lambda: load_settings(None, {"block_size": block_size}).block_size,
+        lambda: {
+            "block_size": load_settings(None, {"block_size": block_size}).block_size,
+            "store_size": cap_of(store, store_size),
+        },
         as_json=as_json,
         random_init=random_init,
         tokens=tokens,
@@ -195,6 +201,7 @@ def verify_model(
         seed=seed,
         segment=segment,
         device=device,
+        store=store,
     )
 
 

@@ -129,6 +129,11 @@ class DiskStore:
         self._publisher.sweeper.collect(index)
 
     @property
+    def directory(self) -> Path:
+        """Where it is, absolute."""
+        return self._directory.path
+
+    @property
     def capacity(self) -> int:
         """Cap in bytes, as it was when this handle was opened."""
         return self._capacity or 0
