@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from kvloom.cli.run import _sentence
+from kvloom.cli.run_report import sentence
 from kvloom.plan import MEANING
 from kvloom.types import Reason
 
@@ -86,9 +86,9 @@ def test_text(invoke, model_dir: Path, document: Path) -> None:
     assert "And who rests?" in done.stdout
 
 
-def test_every_reason_has_a_sentence() -> None:
+def test_every_reason_has_asentence() -> None:
     assert set(MEANING) == set(Reason)
-    said = _sentence({"reason": "evicted", "position": 640, "tier": "device", "kind": "window", "group": "window.32"})
+    said = sentence({"reason": "evicted", "position": 640, "tier": "device", "kind": "window", "group": "window.32"})
     assert said == "stopped at 640 in tier device, window (window.32): dropped to make room"
 
 

@@ -15,10 +15,11 @@ from tests.core.workshop import cut_statically
 from tests.core.worlds import WORLDS, World
 
 from kvloom.config import Device
-from kvloom.errors import CapacityError, InputError
+from kvloom.errors import CapacityError, InputError, UnsupportedError
 from kvloom.eviction import POLICIES
 from kvloom.manager import CachedSequence, Manager
 from kvloom.manager.watched import WatchedManager, WatchedSequence
+from kvloom.plan import StoredObjects
 from kvloom.replay.codec import MARK
 from kvloom.replay.readers import read_input, read_trace
 from kvloom.replay.recorder import Recorder
@@ -29,7 +30,10 @@ from kvloom.replay.whatif import WhatIfPlayer
 
 TOLD = {"open", "complete", "abandon", "batch", "step", "finish", "evict", "clear", "drop"}
 TOLD_OF_SEQUENCES = {"append", "commit", "rollback", "checkpoint", "fork", "close"}
+REFUSED = {"plan_load", "finish_load", "plan_store", "finish_store"}
+"""What a watched manager does not do."""
 ONLY_LOOK = {
+    "chain",
     "peak_bytes",
     "tier_needed",
     "in_use",
@@ -140,11 +144,29 @@ def test_every_public_call_is_told_or_only_looks() -> None:
     def public(cls: type) -> set[str]:
         return {name for name, value in vars(cls).items() if not name.startswith("_") and callable(getattr(cls, name))}
 
-    assert public(Manager) - {"sequence_type", "batch_type"} == TOLD | ONLY_LOOK | WITHIN
-    assert vars(WatchedManager).keys() >= TOLD
+    assert public(Manager) - {"sequence_type", "batch_type"} == TOLD | REFUSED | ONLY_LOOK | WITHIN
+    assert vars(WatchedManager).keys() >= TOLD | REFUSED
     of_sequences = public(CachedSequence)
     assert of_sequences == TOLD_OF_SEQUENCES | ONLY_LOOK_OF_SEQUENCES | WITHIN_SEQUENCES
     assert vars(WatchedSequence).keys() >= TOLD_OF_SEQUENCES
+
+
+def test_what_goes_to_a_store_is_refused(tmp_path: Path) -> None:
+    """It changes what later calls find, and what the store held could not be replayed."""
+    nothing = StoredObjects(*(np.empty(0, np.int32) for _ in range(4)))
+    with Recorder(tmp_path / "life") as recorder:
+        manager = WatchedManager(WORLDS[0].spec, [Device("1MiB")], watch=recorder)
+        plain = Manager(WORLDS[0].spec, [Device("1MiB")])
+        for calls in (
+            lambda m: m.plan_load(np.array([1, 2, 3], np.int32), nothing),
+            lambda m: m.plan_store(m.open([1, 2, 3]), nothing),
+        ):
+            assert calls(plain) is None
+            with pytest.raises(UnsupportedError, match="cannot be recorded"):
+                calls(manager)
+        for name, arguments in (("finish_load", (None, None)), ("finish_store", (None,))):
+            with pytest.raises(UnsupportedError, match="cannot be recorded"):
+                getattr(manager, name)(*arguments)
 
 
 def test_salts_and_keys_are_not_written_down(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ class ColdStats:
 
     Attributes:
         bytes_loaded, bytes_stored: of objects, by kind.
+        objects_loaded: by group.
         loads, stores: prefix units that moved.
         failed: objects that were looked up and did not arrive, by reason.
         not_stored: units that the store did not take, by reason.
@@ -56,6 +57,7 @@ class ColdStats:
 
     bytes_loaded: Counter[str] = field(default_factory=Counter)
     bytes_stored: Counter[str] = field(default_factory=Counter)
+    objects_loaded: Counter[str] = field(default_factory=Counter)
     loads: int = 0
     stores: int = 0
     failed: Counter[str] = field(default_factory=Counter)
@@ -83,7 +85,7 @@ class ColdTier:
 
     def __init__(self, manager: Manager, memory: SlotMemory, store: DiskStore) -> None:
         self._manager, self._memory, self.store = manager, memory, store
-        self._spec: ModelSpec = manager.spec
+        self.spec: ModelSpec = manager.spec
         self._worker = ThreadPoolExecutor(1, "kvloom-store")
         self._queued: deque[tuple[list[TransferPlan], Future[list[Published]]]] = deque()
         self.stats = ColdStats()
@@ -115,6 +117,8 @@ class ColdTier:
         row = -(-plan.position // chain.segment) - 1
         self.store.touch(manager.layout, chain.digests[row].tobytes())
         self.stats.loads += 1
+        for g in plan.group.tolist():
+            self.stats.objects_loaded[self.spec.groups[g].name] += 1
         return self._count(plan, self.stats.bytes_loaded)
 
     def _lookup(self, chain: Chain) -> Found | None:
@@ -122,8 +126,8 @@ class ColdTier:
         found = self.store.lookup(self._manager.layout, chain.digests)
         entries = found.places.entries
         fits = entries["form"] == PayloadForm.RAW
-        fits &= entries["group"] < len(self._spec.groups)
-        sizes = np.array([group.slot_bytes for group in self._spec.groups])
+        fits &= entries["group"] < len(self.spec.groups)
+        sizes = np.array([group.slot_bytes for group in self.spec.groups])
         fits[fits] &= entries["length"][fits] == sizes[entries["group"][fits].astype(np.int64)]
         places = found.places if fits.all() else found.places.take(fits)
         return Found(found.known, found.boundary, places) if len(places) else None
@@ -222,12 +226,12 @@ class ColdTier:
         return Unit(self._manager.layout, chain.root, digests, tokens, chain.segment, tuple(objects), tuple(needs))
 
     def _payload(self, group: int, offset: int) -> Fill:
-        return Fill(self._spec.groups[group].slot_bytes, lambda into: self._memory.read_slot(offset, into))
+        return Fill(self.spec.groups[group].slot_bytes, lambda into: self._memory.read_slot(offset, into))
 
     def _count(self, plan: TransferPlan, into: Counter[str]) -> int:
         total = 0
         for g, count in zip(*np.unique(plan.group, return_counts=True), strict=True):
-            group = self._spec.groups[int(g)]
+            group = self.spec.groups[int(g)]
             into[group.kind.name.lower()] += int(count) * group.slot_bytes
             total += int(count) * group.slot_bytes
         return total

@@ -33,6 +33,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 Device = Annotated[str | None, typer.Option(help="Cap of the device tier, such as 512MiB (default) or 2GiB.")]
 Segment = Annotated[int | None, typer.Option(help="Tokens per segment, a multiple of the LCM of all blocks.")]
 BlockSize = Annotated[int | None, typer.Option(help="Tokens per block of ratio-1 groups (default: 128).")]
+Store = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Disk store that outlives the process; made when there is none.")
+]
+StoreSize = Annotated[
+    str | None, typer.Option(help="Cap of the store, such as 100GiB; default: its own, for a new one 16GiB.")
+]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; by default the model's own.")]
 
 
@@ -118,6 +124,8 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="Write down what the cache was asked, for kvloom replay.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --record if it exists.")] = False,
+    store: Store = None,
+    store_size: StoreSize = None,
     explain: Annotated[bool, typer.Option(help="Say what every lookup found, and what stopped it.")] = False,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 64,
     config: Annotated[Path | None, typer.Option(help="YAML file with kv_cache_config.")] = None,
@@ -131,6 +139,7 @@ def run(
     more: Annotated[list[str] | None, typer.Argument(metavar="[QUESTION]...", help="More questions.")] = None,
 ) -> int:
     """Answer questions about a document; its state is computed once and reused."""
+    from kvloom.cli.cold import store_size as cap_of
     from kvloom.cli.run import RunOptions, run_command
     from kvloom.cli.settings import load_settings
 
@@ -147,6 +156,8 @@ def run(
         policy=policy,
         record=record,
         force=force,
+        store=store,
+        store_size=cap_of(store, store_size),
         explain=explain,
         as_json=as_json,
     )
@@ -165,18 +176,24 @@ def verify_model(
     segment: Segment = None,
     block_size: BlockSize = None,
     device: Annotated[str, typer.Option(help="torch device: cpu, cuda, cuda:1, ...")] = "cpu",
+    store: Store = None,
+    store_size: StoreSize = None,
     as_json: AsJson = False,
 ) -> int:
     """Prove or disprove on a model that a hit equals a cold run.
 
     Exit code: 0 exact, 1 differs, 2 unsupported or bad input, 70 internal error.
     """
+    from kvloom.cli.cold import store_size as cap_of
     from kvloom.cli.settings import load_settings
     from kvloom.cli.verify import verify
 
     return verify(
         model,
-        lambda: load_settings(None, {"block_size": block_size}).block_size,
+        lambda: {
+            "block_size": load_settings(None, {"block_size": block_size}).block_size,
+            "store_size": cap_of(store, store_size),
+        },
         as_json=as_json,
         random_init=random_init,
         tokens=tokens,
@@ -184,6 +201,7 @@ def verify_model(
         seed=seed,
         segment=segment,
         device=device,
+        store=store,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kvloom.cli import streams
+from kvloom.cli import cold, streams
+from kvloom.cli.run_report import explanation_json, print_answer, print_head, ranges_json
 from kvloom.cli.warmup import ensure_compiled
 from kvloom.config import CacheConfig, format_size
 from kvloom.demo.result import grade_name, kind_rows
@@ -20,16 +20,14 @@ from kvloom.engine.memory import require_tier
 from kvloom.engine.prompts import DocumentPrompts, read_document
 from kvloom.errors import CapacityError, InputError
 from kvloom.eviction import find_policy
-from kvloom.manager.ranges import TokenRange
-from kvloom.plan import Explanation, Limit
 from kvloom.replay.recorder import Recorder, require_target
-from kvloom.types import Kind, Reason
 
 if TYPE_CHECKING:
     from rich.console import Console
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from kvloom.adapters.transformers import Engine
+    from kvloom.tiers.disk import DiskStore
     from kvloom.types import Grade
 
 SMOLLM2 = "smollm2"
@@ -50,6 +48,8 @@ class RunOptions:
     policy: str
     record: Path | None
     force: bool
+    store: Path | None
+    store_size: int | None
     explain: bool
     as_json: bool
 
@@ -62,9 +62,19 @@ def run_command(options: RunOptions) -> int:
         require_target(options.record, force=options.force)
     elif options.force:
         raise InputError("--force replaces the file of --record FILE, which is not given; leave it out")
+    if options.record is not None and options.store is not None:
+        raise InputError("what comes from a store cannot be recorded; give either --record or --store")
     for question in options.questions:
         if not question.strip():
             raise InputError("a question is empty; write what you want to ask after --question")
+    with cold.opened(options.store, options.store_size) as store:
+        report = _run(options, text, store)
+    if options.as_json:
+        streams.emit_json(report)
+    return 0
+
+
+def _run(options: RunOptions, text: str, store: DiskStore | None) -> dict[str, Any]:
     console, status = streams.screen(soft_wrap=True), streams.progress()
     with status.status(f"loading {escape(options.model)}"):
         model, tokenizer = load(options.model, options.dtype, options.on)
@@ -85,11 +95,12 @@ def run_command(options: RunOptions) -> int:
             segment=options.segment,
             policy=options.policy,
             watch=recorder,
+            store=store,
         ) as engine,
     ):
         _check_written(recorder)
         _check_fit(engine, max(len(ids) for _, ids in asked), options.max_new_tokens)
-        seconds = read_into_cache(engine, prompts.document_ids, settings.default_floor, status)
+        read = read_into_cache(engine, prompts.document_ids, settings.default_floor, status)
         _check_written(recorder)
         report: dict[str, Any] = {
             "model": options.model,
@@ -97,18 +108,19 @@ def run_command(options: RunOptions) -> int:
             "policy": options.policy,
             "device_cap_bytes": engine.manager.cap,
             "segment_tokens": engine.spec.segment_tokens,
-            "document": {"path": str(options.document), "tokens": len(prompts.document_ids), "seconds": seconds},
+            "document": {"path": str(options.document), "tokens": len(prompts.document_ids), **read},
             "answers": [],
         }
         if not options.as_json:
-            _print_head(console, report)
+            print_head(console, report)
         for question, ids in asked:
             with status.status("answering"):
                 answer = _answer(engine, tokenizer, question, ids, options)
             report["answers"].append(answer)
             if not options.as_json:
-                _print_answer(console, answer)
+                print_answer(console, answer)
             _check_written(recorder)
+        tier = engine.cold
         engine.close()
         stats = engine.manager.stats()
         report["kinds"] = {
@@ -117,9 +129,12 @@ def run_command(options: RunOptions) -> int:
         }
         if recorder is not None:
             recorder.end(stats)
-    if options.as_json:
-        streams.emit_json(report)
-    return 0
+        report["store"] = None
+        if tier is not None and options.store is not None:
+            report["store"] = cold.store_report(tier, options.store)
+            if not options.as_json:
+                console.print(escape("\n".join(cold.store_lines(report["store"]))))
+    return report
 
 
 def _recorder(options: RunOptions) -> AbstractContextManager[Recorder | None]:
@@ -169,10 +184,11 @@ def load(name: str, dtype: str | None, on: str | None) -> tuple[PreTrainedModel,
     return model, tokenizer
 
 
-def read_into_cache(engine: Engine, ids: tuple[int, ...], floor: Grade, status: Console) -> float:
-    """Compute the document's state in canonical chunks and commit it; returns the seconds it took.
+def read_into_cache(engine: Engine, ids: tuple[int, ...], floor: Grade, status: Console) -> dict[str, Any]:
+    """Compute the document's state in canonical chunks and commit it.
 
-    A floor below canonical also keeps the exact end of the document resumable.
+    Returns the ``seconds`` it took, the ``reused_tokens``, and the ``restored_bytes`` that came from a store.  A floor
+    below canonical also keeps the exact end of the document resumable.
     """
     from kvloom.types import Grade
 
@@ -186,11 +202,12 @@ def read_into_cache(engine: Engine, ids: tuple[int, ...], floor: Grade, status: 
         ) as progress,
         engine.open(ids, floor=floor) as session,
     ):
+        reused, restored = session.reused, cold.loaded(engine.cold)
         task = progress.add_task("reading the document", total=max(end, 1), completed=session.length)
         while session.length < end:
             session.step(end)
             progress.update(task, completed=session.length)
-    return perf_counter() - started
+    return {"seconds": perf_counter() - started, "reused_tokens": reused, "restored_bytes": restored}
 
 
 def _check_fit(engine: Engine, prompt: int, new: int) -> None:
@@ -218,7 +235,7 @@ def _answer(
     from kvloom.engine.answers import answer
 
     stop = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-    started = perf_counter()
+    started, before = perf_counter(), cold.loaded(engine.cold)
     with engine.open(ids, floor=options.settings.default_floor) as session:
         got = answer(session, count=options.max_new_tokens, started=started, stop_at=stop)
         found = session.explanation
@@ -227,6 +244,7 @@ def _answer(
             "answer": str(tokenizer.decode(got.tokens, skip_special_tokens=True)).strip(),
             "prompt_tokens": len(ids),
             "reused_tokens": session.reused,
+            "restored_bytes": cold.loaded(engine.cold) - before,
             "grade": grade_name(found.grade),
             "ttft_s": got.ttft_s,
             "generated_tokens": len(got.tokens),
@@ -235,75 +253,3 @@ def _answer(
             report["explanation"] = explanation_json(found)
             report["ranges"] = ranges_json(session.ranges())
         return report
-
-
-def explanation_json(found: Explanation) -> dict[str, Any]:
-    """An explanation as JSON values; ``kind`` and ``group`` are null where no object is at fault."""
-    return {
-        "boundary": found.boundary,
-        "grade": grade_name(found.grade),
-        "prompt_tokens": found.prompt_tokens,
-        "known_tokens": found.known_tokens,
-        "limits": [
-            {
-                "reason": limit.reason.value,
-                "position": limit.position,
-                "tier": limit.tier,
-                "kind": limit.kind.name.lower() if limit.kind is not None else None,
-                "group": limit.group,
-            }
-            for limit in found.limits
-        ],
-    }
-
-
-def ranges_json(pieces: Sequence[TokenRange]) -> list[dict[str, Any]]:
-    """Tokens ``[begin, end)`` per group as JSON values; ``grade`` is null where nothing is held."""
-    found: list[dict[str, Any]] = []
-    for piece in pieces:
-        what = {
-            "group": piece.group,
-            "kind": piece.kind.name.lower(),
-            "begin": piece.start,
-            "end": piece.stop,
-            "form": piece.form.name.lower(),
-            "grade": grade_name(piece.grade),
-        }
-        last = found[-1] if found else None
-        if last is not None and {**last, "begin": piece.start, "end": piece.stop} == what:  # only their states differ
-            last["end"] = piece.stop
-        else:
-            found.append(what)
-    return found
-
-
-def _print_head(console: Console, report: dict[str, Any]) -> None:
-    document = report["document"]
-    console.print(
-        f"[bold]{escape(report['model'])}[/]: {document['tokens']:,} tokens of {escape(document['path'])} "
-        f"read in {document['seconds']:.1f} s; device cap {format_size(report['device_cap_bytes'])}, "
-        f"floor {report['floor']}\n"
-    )
-
-
-def _print_answer(console: Console, answer: dict[str, Any]) -> None:
-    console.print(f"[bold cyan]{escape(answer['question'])}[/]")
-    console.print(escape(answer["answer"]))
-    hit = f"{answer['grade']} hit" if answer["grade"] else "miss"
-    console.print(
-        f"[dim]{hit}: {answer['reused_tokens']:,} of {answer['prompt_tokens']:,} tokens reused, "
-        f"first token after {answer['ttft_s']:.2f} s[/]"
-    )
-    if "explanation" in answer:
-        for limit in answer["explanation"]["limits"]:
-            console.print(f"[dim]  {escape(_sentence(limit))}[/]")
-        for piece in answer["ranges"]:
-            grade = f", {piece['grade']}" if piece["grade"] else ""
-            where = f"{piece['kind']} ({piece['group']}), tokens {piece['begin']:,} to {piece['end']:,}"
-            console.print(f"[dim]  {escape(where)}: {piece['form']}{grade}[/]")
-    console.print()
-
-
-def _sentence(limit: dict[str, Any]) -> str:
-    kind = Kind[limit["kind"].upper()] if limit["kind"] else None
-    return str(Limit(Reason(limit["reason"]), limit["position"], limit["tier"], kind, limit["group"]))

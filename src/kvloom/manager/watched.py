@@ -2,25 +2,26 @@
 
 It is another class, so that the ordinary one pays nothing for it.  Calls that only look are not told, nor are
 calls that were refused for their arguments: they change nothing but the logical clock, which ``Tick`` tells.
+What goes to and comes from colder tiers is refused: what they held cannot be told, so it could not be replayed.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from kvloom.config import Device
 from kvloom.core.namespace import ExtraKey
-from kvloom.errors import CapacityError, InputError, KVLoomError
+from kvloom.errors import CapacityError, InputError, KVLoomError, UnsupportedError
 from kvloom.manager import events
 from kvloom.manager.events import Event, Watch
 from kvloom.manager.inputs import checked_keys, grade_of
 from kvloom.manager.manager import Batch, Manager
 from kvloom.manager.sequence import CachedSequence
-from kvloom.plan import CopyPlan
+from kvloom.plan import CopyPlan, StoredObjects, TransferPlan
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import AnyArray, Grade, Int32Array, Kind
 
@@ -238,6 +239,36 @@ class WatchedManager(Manager):
         at = None if position is None else min(int(position), np.iinfo(np.int64).max)
         self.tell(events.Drop(kind, group, at, bool(quarantine), dropped))
         return dropped
+
+    def plan_load(
+        self,
+        tokens: AnyArray,
+        stored: StoredObjects,
+        *,
+        salt: bytes = b"",
+        extra_keys: Sequence[ExtraKey] = (),
+        floor: Grade = Grade.FAITHFUL,
+    ) -> NoReturn:
+        """Raises UnsupportedError."""
+        _refuse()
+
+    def finish_load(self, plan: TransferPlan, good: AnyArray) -> NoReturn:
+        """Raises UnsupportedError."""
+        _refuse()
+
+    def plan_store(self, sequence: CachedSequence, stored: StoredObjects, floor: Grade = Grade.FAITHFUL) -> NoReturn:
+        """Raises UnsupportedError."""
+        _refuse()
+
+    def finish_store(self, plan: TransferPlan) -> NoReturn:
+        """Raises UnsupportedError."""
+        _refuse()
+
+
+def _refuse() -> NoReturn:
+    raise UnsupportedError(
+        "what goes to and comes from a store cannot be recorded; use a manager without a watch, or no store"
+    )
 
 
 def _number(sequence: CachedSequence) -> int:

@@ -6,13 +6,15 @@ import json
 import sys
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvloom.config import format_size
 from kvloom.engine.files import require_file
 from kvloom.engine.memory import physical_memory
-from kvloom.errors import CapacityError, InputError, MissingExtraError, SpecError, UnsupportedError
+from kvloom.engine.stores import open_store
+from kvloom.errors import CapacityError, InputError, MissingExtraError, SpecError, StoreError, UnsupportedError
 from kvloom.verification.report import EXIT_INTERNAL, Report, Verdict
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ def verify_command(
     segment: int | None = None,
     block_size: int = 128,
     device: str = "cpu",
+    store: Path | None = None,
+    store_size: int | None = None,
     as_json: bool = False,
     write: Write = print,
     tell: Write = _to_stderr,
@@ -52,6 +56,8 @@ def verify_command(
         block_size: tokens per block.
         dtype: one of ``DTYPES``; by default the config's, else float32.
         device: torch device to run on.
+        store: directory of a disk store, through which resumes are tried too.
+        store_size: its cap in bytes; by default its own, or ``engine.stores.CAPACITY``.
         as_json: print one JSON object instead of text.
         write: receives the text to print.
         tell: receives notes, and one line about an error.
@@ -64,6 +70,8 @@ def verify_command(
     try:
         if not 0 <= seed <= MOST_SEED:
             raise InputError(f"seed: must be a whole number from 0 to {MOST_SEED}, not {seed}")
+        if store is not None:
+            open_store(store, store_size).close()  # before minutes of loading
         # Imported here: a missing extra must become exit code 2 and not a traceback.
         from kvloom.verification.verify import verify_model
 
@@ -72,10 +80,18 @@ def verify_command(
             notes += left_out(source)
         for note in notes:
             tell(f"note: {note}")
-        report = verify_model(model, tokens=tokens, seed=seed, segment=segment, block_size=block_size, name=source)
+        report = verify_model(
+            model,
+            tokens=tokens,
+            seed=seed,
+            segment=segment,
+            block_size=block_size,
+            name=source,
+            store=None if store is None else partial(open_store, store),
+        )
     except (SpecError, UnsupportedError) as error:
         report.verdict, report.reason = Verdict.UNSUPPORTED, str(error)
-    except (CapacityError, InputError, MissingExtraError) as error:
+    except (CapacityError, InputError, MissingExtraError, StoreError) as error:
         return refuse(report, type(error).__name__, str(error), as_json=as_json, write=write, tell=tell)
     except MemoryError as error:
         reason = f"this machine has not enough memory ({str(error) or 'out of memory'}); use fewer --tokens"

@@ -73,7 +73,7 @@ class Boundary:
     Attributes:
         position: tokens reused.
         grade: grade of the hit.
-        scenario: ``cold`` (nothing reused), ``segment``, ``checkpoint``, ``decode``, ``fork`` or ``eviction``.
+        scenario: ``cold`` (nothing reused), ``segment``, ``checkpoint``, ``decode``, ``fork``, ``eviction``, ``disk``.
         bitwise: restored state and logits are bit for bit those of a cold run of the same calls.
         max_abs_diff: largest difference of the next logits from the canonical cold run.
         allowed: what ``max_abs_diff`` may be: 0 for canonical, twice the spread for faithful.
@@ -118,6 +118,25 @@ class KindResult:
 
 
 @dataclass(slots=True)
+class StoreUse:
+    """What a disk store had to do with it.
+
+    Attributes:
+        directory: of the store.
+        found: kind -> bytes that runs before this one had left, and that were read.
+        stored: kind -> bytes that this run stored.
+        failed: reason -> objects that were found and did not arrive.
+        evicted: prefix units that went to make room for what was stored.
+    """
+
+    directory: str = ""
+    found: dict[str, int] = field(default_factory=dict)
+    stored: dict[str, int] = field(default_factory=dict)
+    failed: dict[str, int] = field(default_factory=dict)
+    evicted: int = 0
+
+
+@dataclass(slots=True)
 class Report:
     """Everything ``verify-model`` found out about one model."""
 
@@ -136,6 +155,7 @@ class Report:
     kinds: dict[Kind, KindResult] = field(default_factory=dict)
     groups: dict[str, KindResult] = field(default_factory=dict)
     evicted_bytes: int = 0
+    store: StoreUse | None = None
 
     @property
     def first_failure(self) -> Boundary | None:
@@ -168,6 +188,7 @@ class Report:
             "boundaries": [_boundary_json(b) for b in self.boundaries],
             "kinds": {k.name.lower(): _kind_json(v) for k, v in sorted(self.kinds.items())},
             "evicted_bytes": self.evicted_bytes,
+            "store": None if self.store is None else asdict(self.store),
             "groups": {name: _kind_json(v) for name, v in self.groups.items()},
             "first_difference": _difference_json(self.first_failure),
         }
@@ -199,10 +220,16 @@ class Report:
             )
         for kind, result in sorted(self.kinds.items()):
             omission = result.omission.value if result.omission else "not tried"
+            disk = result.bytes_restored.get("disk", 0)
             lines.append(
                 f"  {kind.name.lower():<10} {result.objects_restored} objects, "
-                f"{sum(result.bytes_restored.values())} bytes restored; left out: {omission}"
+                f"{sum(result.bytes_restored.values())} bytes restored{f', {disk} of them from disk' if disk else ''}; "
+                f"left out: {omission}"
             )
+        if self.store is not None:
+            found, stored = sum(self.store.found.values()), sum(self.store.stored.values())
+            lines.append(f"  store {self.store.directory}: {found} bytes found of runs before, {stored} bytes stored")
+            lines += [f"  {count} objects did not arrive: {reason}" for reason, count in self.store.failed.items()]
         lines.append(f"{self.verdict.value}: {self.reason}")
         return "\n".join(lines)
 

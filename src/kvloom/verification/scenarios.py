@@ -55,7 +55,7 @@ def checkpoint_resume(bench: Bench, at: int, cut: int) -> Resume | None:
     finally:
         session.close()
     if reused != at:
-        bench.report.boundaries.append(_hit_elsewhere("checkpoint", at, reused))
+        bench.report.boundaries.append(hit_elsewhere("checkpoint", at, reused))
         return None
     made = bench.cold(first, [(at, end)], bench.cold_at(at), keep=[end], observer=pinning(pins))
     plan = Resume("checkpoint", prompt, end, made.caches[end], Grade.FAITHFUL, canonical, routes)
@@ -82,7 +82,7 @@ def after_decode(bench: Bench) -> None:
     finally:
         session.close()
     if reused != at:
-        bench.report.boundaries.append(_hit_elsewhere("decode", at, reused))
+        bench.report.boundaries.append(hit_elsewhere("decode", at, reused))
         return
     chunks = [*canonical_chunks(begin, segment, at), *single_tokens(end, begin)]
     cold = bench.cold(stem, chunks, bench.cold_at(at), keep=list(prompts), observer=pinning(pins))
@@ -107,7 +107,7 @@ def forks(bench: Bench) -> None:
         sessions.append(parent.fork())
         warm = [[bench.step(s, t[:, i : i + 1]) for s, t in zip(sessions, tails, strict=True)] for i in range(_FORKED)]
         if reused != at:
-            bench.report.boundaries.append(_hit_elsewhere("fork", at, reused))
+            bench.report.boundaries.append(hit_elsewhere("fork", at, reused))
             return
         differences: list[Difference] = []
         cold = []
@@ -154,6 +154,7 @@ def resume_anywhere(bench: Bench, scenario: str, prompt: torch.Tensor) -> int:
     return at
 
 
-def _hit_elsewhere(scenario: str, wanted: int, reused: int) -> Boundary:
+def hit_elsewhere(scenario: str, wanted: int, reused: int) -> Boundary:
+    """A resume that failed because its hit ended at another position."""
     difference = Difference(None, "", -1, f"hit ends at {reused}", wanted, "hit")
     return Boundary(wanted, Grade.CANONICAL, scenario, False, float("inf"), 0.0, difference)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from kvloom.adapters.transformers import attach
 from kvloom.errors import InputError, KVLoomError, UnsupportedError
 from kvloom.spec.from_config import spec_from_config
 from kvloom.spec.model_spec import ModelSpec
+from kvloom.tiers.disk import DiskStore
 from kvloom.types import Kind
 from kvloom.verification.bench import Bench, random_tokens
+from kvloom.verification.disk import TIER, resume_from_disk
 from kvloom.verification.omission import leave_each_out
 from kvloom.verification.report import KindResult, Omission, Report, Verdict
 from kvloom.verification.scenarios import (
@@ -31,6 +34,7 @@ _SLACK_BYTES = 16 << 20
 
 Tamper = Callable[[Any], None]
 """Called with the engine when the base prompt is cached and before anything is resumed: tests plant faults with it."""
+OpenStore = Callable[[], DiskStore]
 
 
 def verify_model(
@@ -42,6 +46,7 @@ def verify_model(
     block_size: int = 128,
     name: str = "",
     tamper: Tamper | None = None,
+    store: OpenStore | None = None,
 ) -> Report:
     """Put kvloom against cold runs of ``model`` (in eval mode) and report.
 
@@ -53,8 +58,11 @@ def verify_model(
         block_size: tokens per block, as in ``attach``.
         name: what the report calls the model.
         tamper: see ``Tamper``.
+        store: opens a disk store, through which resumes are tried too.  All else is tried without it: a kind that is
+            left out would come back from there.
 
     Raises:
+        StoreError: the store did not take what was to be resumed from it.
         InputError: ``tokens`` are too few to try every kind, or more than the model allows.
         SpecError: the model has state that kvloom does not understand.
     """
@@ -86,15 +94,34 @@ def verify_model(
             f"position {spread.position}, {spread.relative:.2g} of the logits' scale (limit {spread.limit:g})"
         )
         return report
-    engine = attach(
+    make = partial(
+        attach,
         model,
         device=_capacity(spec, count),
         segment=spec.segment_tokens,
         block_size=block_size,
         snapshot_interval=spec.segment_tokens,
     )
+    _resume_from_device(Bench(model, make(), ids, seed, spread, report), tamper)
+    if store is not None and report.first_failure is None:
+        resume_from_disk(model, ids, seed, spread, report, partial(_with_store, make, store))
+    _judge(report, spec)
+    return report
+
+
+def _with_store(make: Callable[..., Any], store: OpenStore) -> Any:
+    opened = store()
     try:
-        bench = Bench(model, engine, ids, seed, spread, report)
+        return make(store=opened)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def _resume_from_device(bench: Bench, tamper: Tamper | None) -> None:
+    """Everything that can be tried with one tier."""
+    engine, report = bench.engine, bench.report
+    try:
         fill(bench)
         if tamper is not None:
             tamper(engine)
@@ -106,8 +133,6 @@ def verify_model(
         engine.manager.check_integrity()
     finally:
         engine.close()
-    _judge(report, spec)
-    return report
 
 
 def _token_count(spec: ModelSpec, asked: int | None) -> int:
@@ -169,6 +194,9 @@ def _judge(report: Report, spec: ModelSpec) -> None:
         kind = group.kind.name.lower()
         if not result.objects_restored:
             report.reason = f"{kind} ({group.name}) was never restored, so nothing is known about it"
+            return
+        if report.store is not None and not result.bytes_restored.get(TIER):
+            report.reason = f"{kind} ({group.name}) was never restored from disk, so nothing is known about that"
             return
         if result.omission is not Omission.DETECTED and (result.changes_logits or result.omission is None):
             what = result.omission.value if result.omission else "never tried"

@@ -262,7 +262,7 @@ def attach(
         max_sequences: sessions that may be open at once.
         policy: eviction policy: a name, or an ``EvictionPolicy``.
         store: a disk store that outlives the process: prefixes are looked for there too, and ends of prompts and of
-            responses are kept there.  The engine closes it.
+            responses are kept there.  The engine closes it.  Not together with ``watch``.
         watch: told every call that changes the manager, such as a ``kvloom.replay.recorder.Recorder``.
 
     Raises:
@@ -271,11 +271,13 @@ def attach(
         CapacityError: the cap is smaller than the smallest request.
         InputError: ``model`` is no transformers model.
         UnsupportedError: training mode, a model on several devices or without weights, one that makes no logits, or
-            one that transformers itself cannot run on a cache.
+            one that transformers itself cannot run on a cache; a store together with a watch.
     """
     _check_model(model)
     if model.training:
         raise UnsupportedError("the model is in training mode, so its state is random; call model.eval() first")
+    if watch is not None and store is not None:
+        raise UnsupportedError("what comes from a store cannot be recorded; give attach either a store or a watch")
     config = model.config.get_text_config(decoder=True)
     dtype = str(model.dtype).removeprefix("torch.")
     tier = Device(device)

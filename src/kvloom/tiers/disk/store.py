@@ -74,6 +74,7 @@ class DiskStore:
         self._reading = Reads(self._reader)
         self._index = OpenIndex(directory, self._rebuild, self._publisher.writer.forget)
         self._capacity: int | None = None
+        self._capacity_of_new: int | None = None
         self.rebuilt: Rebuilt | None = None
         """What this handle made a new index of, when it found the old one damaged; None when it did not."""
 
@@ -87,6 +88,7 @@ class DiskStore:
         clock: Callable[[], float] = time.monotonic,
         threads: int = THREADS,
         create: bool = True,
+        capacity_of_new: int | None = None,
     ) -> DiskStore:
         """Open a store, making it if there is none and ``create``.
 
@@ -96,6 +98,7 @@ class DiskStore:
             ops: file operations (tests replace them).
             clock: monotonic seconds, for pauses after failures.
             threads: that read.
+            capacity_of_new: cap of a store that has none yet, where ``capacity_bytes`` is None.
 
         Raises StoreError for a directory that is not ours or not usable, FormatError for a store of a newer kvloom,
         InputError for a cap that is too small.
@@ -106,7 +109,7 @@ class DiskStore:
         try:
             place = Directory(Path(directory), ops, create=create)
             made = cls(place, ops, clock, threads)
-            made._capacity = capacity_bytes
+            made._capacity, made._capacity_of_new = capacity_bytes, capacity_of_new
             made._index.create()
             made._index.run(made._settle)
         except OSError as error:
@@ -116,7 +119,7 @@ class DiskStore:
     def _settle(self, index: Index) -> None:
         with index.read() as db:
             have = meta(db, "capacity")
-        asked = self._capacity or (None if have else self._directory.known_cap())
+        asked = self._capacity or (None if have else self._directory.known_cap() or self._capacity_of_new)
         if asked is None and not have:
             raise InputError("the store has no cap yet; name one")
         self._capacity = asked or have
@@ -124,6 +127,16 @@ class DiskStore:
             with index.write() as db:
                 set_meta(db, "capacity", self._capacity)
         self._publisher.sweeper.collect(index)
+
+    @property
+    def directory(self) -> Path:
+        """Where it is, absolute."""
+        return self._directory.path
+
+    @property
+    def capacity(self) -> int:
+        """Cap in bytes, as it was when this handle was opened."""
+        return self._capacity or 0
 
     def __enter__(self) -> Self:
         return self
