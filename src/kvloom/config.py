@@ -160,9 +160,9 @@ class CacheConfig(_Section):
         given = self.model_fields_set
         said = []
         if "gpu_watermark" in given:
-            said.append("gpu_watermark has no effect yet: there is no tier below the device to offload to")
+            said.append("gpu_watermark has no effect yet: nothing is offloaded in the background in this version")
         if "prefetch_window" in given:
-            said.append("prefetch_window has no effect yet: there is no tier below the device to fetch from")
+            said.append("prefetch_window has no effect yet: nothing is fetched ahead in this version")
         if self.compression.enabled:
             said.append("compression has no effect yet: objects have no cold form in this version")
             if self.compression.method == "fp8" and self.floor is None:

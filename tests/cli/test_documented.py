@@ -13,7 +13,7 @@ import typer
 from tests.replay.plain import CONVERSATION
 
 from kvloom.cli.app import app
-from kvloom.demo.result import DemoResult, KindRow, ModelShow, Row
+from kvloom.demo.result import DemoResult, KindRow, ModelShow, NewProcess, Row
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
 
@@ -73,7 +73,7 @@ def test_keys_without_a_model(invoke) -> None:
     assert keys("kvloom warmup") == set(printed(invoke, "warmup"))
     row = Row("question", "Why?", "So.", 9, 8, "canonical", 1.0, 1.0, 0.5, identical=True, generated=3)
     show = ModelShow("any", {}, (row,), {"window": KindRow(1, 2, 3, 4)})
-    assert keys("kvloom demo") == set(DemoResult(show, show).to_json())
+    assert keys("kvloom demo") == set(DemoResult(show, NewProcess(), show).to_json())
 
 
 def test_keys_with_a_model(invoke, model_dir: Path, document: Path) -> None:

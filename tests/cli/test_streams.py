@@ -130,3 +130,23 @@ def test_ctrl_c_while_importing(delay: float) -> None:
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=60) == ("", "kvloom: error: interrupted\n")
     assert process.returncode == 130
+
+
+def test_ctrl_c_removes_what_is_to_be_removed(tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    left.mkdir()
+    probe = (
+        "import shutil, sys, time, kvloom.cli.interrupts as i\ni.install()\n"
+        "with i.cleaning(lambda: shutil.rmtree(sys.argv[1])):\n    print(flush=True); time.sleep(60)"
+    )
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell passes it on as ignored
+    process = subprocess.Popen(
+        [sys.executable, "-c", probe, left], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    signal.signal(signal.SIGINT, before)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == ("", "kvloom: error: interrupted\n")
+    assert process.returncode == 130
+    assert not left.exists()

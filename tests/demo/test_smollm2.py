@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,10 +20,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from kvloom.adapters.transformers import attach
-from kvloom.demo import document, smollm2, weights
+from kvloom.demo import again, document, smollm2, weights
 from kvloom.demo.compare import Comparison
-from kvloom.demo.result import DemoResult, ModelShow, kind_rows
+from kvloom.demo.result import DemoResult, ModelShow, NewProcess, kind_rows
 from kvloom.demo.steps import Steps
+from kvloom.engine.answers import cold_chunked, prefill_chunks
 from kvloom.engine.prompts import DocumentPrompts
 from kvloom.types import Grade
 
@@ -126,10 +129,30 @@ def test_a_short_demo(model: PreTrainedModel, tokenizer, text: str) -> None:
     assert by_step["again"].reused_tokens == whole
     assert sum(kind.evictions for kind in show.kinds.values()) > 0
     assert told == sorted(told)
-    report = DemoResult(show, show).to_json()
+    report = DemoResult(show, NewProcess(), show).to_json()
     json.dumps(report)
     assert report["all_identical"] is True
     wanted = {"question", "prompt_tokens", "reused_tokens", "grade", "identical"}
     wanted |= {"ttft_cold_oneshot_s", "ttft_cold_s", "ttft_warm_s"}
     assert all(wanted <= set(answer) for answer in report["answers"])
     assert all({"hits", "misses", "evictions", "bytes"} <= set(kind) for kind in report["kinds"].values())
+
+
+@pytest.mark.slow
+def test_a_new_process_answers_from_disk(model: PreTrainedModel, tokenizer, text: str, tmp_path: Path) -> None:
+    prompts = DocumentPrompts.make(tokenizer, text[: len(text) // 8])
+    ids = prompts.ask(document.QUESTIONS[0])
+    prompt = again.Prompt(document.QUESTIONS[0], ids, len(prompts.document_ids))
+    cold = cold_chunked(model, ids, prefill_chunks(len(ids), 128), count=again.ANSWER_TOKENS)
+    steps = Steps(lambda _what, _done: None, 50.0)
+    new = again.answer_from_disk(model, tokenizer, 64 << 20, prompt, cold, steps, tmp_path)
+    assert (new.problem, new.identical, new.grade) == ("", True, "canonical")
+    assert new.reused_tokens == len(prompts.document_ids) // 128 * 128 > 128
+    assert new.bytes_loaded == new.bytes_stored > 0
+    assert new.answer == tokenizer.decode(cold.tokens, skip_special_tokens=True).strip()
+    assert new.ttft_s > 0
+    (tmp_path / "asked.json").unlink()
+    (tmp_path / "asked.json").mkdir()
+    failed = again.answer_from_disk(model, tokenizer, 64 << 20, prompt, cold, steps, tmp_path)
+    assert failed == replace(type(failed)(), problem=failed.problem)
+    assert "asked.json" in failed.problem

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -10,13 +13,13 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from kvloom.cli import streams
+from kvloom.cli import interrupts, streams
 from kvloom.cli.tables import Sheet
 from kvloom.cli.warmup import ensure_compiled
 from kvloom.config import format_size
 
 if TYPE_CHECKING:
-    from kvloom.demo.result import DemoResult, KindRow, ModelShow, Row
+    from kvloom.demo.result import DemoResult, KindRow, ModelShow, NewProcess, Row
 
 
 def demo_command(*, as_json: bool) -> int:
@@ -47,7 +50,13 @@ def demo_command(*, as_json: bool) -> int:
                 said.add(what)
                 streams.say(f"{done:4.0%}  {what}")
 
-        result = run_demo(say)
+        try:
+            directory = Path(tempfile.mkdtemp(prefix="kvloom-demo-"))
+        except OSError:
+            result = run_demo(say, None)
+        else:
+            with interrupts.cleaning(lambda: shutil.rmtree(directory, ignore_errors=True)):
+                result = run_demo(say, directory)
     if as_json:
         streams.emit_json(result.to_json())
     else:
@@ -64,7 +73,7 @@ def demo_report(result: DemoResult) -> RenderableType:
             "Every warm answer was identical to its cold answer: all tokens, and the first logits bit for bit.", "green"
         )
         if result.all_identical
-        else Text("NOT identical: see the answers marked NO.", "bold red")
+        else Text("NOT identical: see what is marked NO.", "bold red")
     )
     return Group(
         _answers(result.real),
@@ -81,12 +90,24 @@ def demo_report(result: DemoResult) -> RenderableType:
             f"Median time to first token of the hits: {oneshot:.0f} × faster than transformers' one-shot generate, "
             f"{chunked:.0f} × faster than the same chunks cold."
         ),
+        _again(result.again),
         Text(),
         _answers(result.tiny),
         Text(f"{result.tiny.facts['layers']}."),
         Text(),
         *(_kinds(show.name, show.kinds) for show in (result.real, result.tiny)),
         verdict,
+    )
+
+
+def _again(new: NewProcess) -> Text:
+    if new.identical is None:
+        return Text(f"No new process answered from disk: {new.problem}.", "yellow")
+    return Text(
+        f"A new process answered the first question with what was on disk: {new.reused_tokens:,} of "
+        f"{new.prompt_tokens:,} tokens ({format_size(new.bytes_loaded)}) were read from there, and the first token "
+        f"came after {new.ttft_s:.2f} s instead of {new.ttft_cold_s:.2f} s cold, and the answer was "
+        f"{'identical' if new.identical else 'NOT identical'} to the cold one."
     )
 
 

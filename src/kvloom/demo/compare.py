@@ -33,6 +33,8 @@ class Comparison:
     def __init__(self, engine: Engine, decode: Decode, steps: Steps, weight: float) -> None:
         self.engine = engine
         self.rows: list[Row] = []
+        self.cold: list[Answer] = []
+        """The chunked cold answer of every row."""
         self._decode = decode
         self._steps = steps
         self._weight = weight
@@ -75,6 +77,7 @@ class Comparison:
         self._begin(f"{step}: the same by transformers alone, in chunks", _CHUNKED)
         chunks = prefill_chunks(len(ids), self.engine.spec.segment_tokens, () if fork_at is None else (fork_at,))
         cold = cold_chunked(session.model, ids, chunks, count=ANSWER_TOKENS)
+        self.cold.append(cold)
         found = session.explanation
         # A fork goes on from its parent's state, which its lookup never saw.
         hit, grade = (found.boundary, found.grade) if fork_at is None else (fork_at, session.grade)

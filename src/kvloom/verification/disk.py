@@ -79,9 +79,11 @@ def _keep(bench: DiskBench) -> list[End]:
     ends = []
     segment, last = bench.segment, bench.last_boundary
     for at, cut in ((last, 1), (segment, segment // 2 + 1), (last // segment // 2 * segment, segment - 1)):
+        if not 0 < cut < segment:
+            continue
         end = at + cut
         stem = bench.branch(at, cut + 1)
-        _run(bench, stem, cut + at + 1)
+        _run(bench, stem, end + 1)
         made = bench.cold(stem, [(at, end)], bench.cold_at(at), keep=[end])
         ends.append((stem, end, made.caches[end]))
     begin = last + 5
@@ -116,7 +118,7 @@ def _resume(bench: DiskBench, ends: list[End], use: StoreUse) -> None:
 
 
 def _canonical(bench: DiskBench, at: int) -> Resume:
-    return Resume(TIER, bench.branch(at, bench.segment // 2), at, bench.cold_at(at), Grade.CANONICAL)
+    return Resume(TIER, bench.branch(at, max(1, bench.segment // 2)), at, bench.cold_at(at), Grade.CANONICAL)
 
 
 def _resume_at(bench: DiskBench, plan: Resume, use: StoreUse) -> None:

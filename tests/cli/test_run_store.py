@@ -1,0 +1,142 @@
+"""``--store DIR`` of ``run`` and ``verify-model``, in processes that come after each other."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from kvloom.engine.stores import CAPACITY
+from kvloom.tiers.disk import DiskStore
+
+SMALL = ("--device", "8MiB", "--block-size", "64", "--max-new-tokens", "8")
+QUESTION = ("--question", "What jumps?")
+
+
+def again(*arguments: object) -> dict[str, Any]:
+    """The JSON of a command in a process of its own."""
+    command = [sys.executable, "-m", "kvloom", *map(str, arguments), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def printed(done: Any) -> dict[str, Any]:
+    assert done.exit_code == 0, done.stderr
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def test_a_new_process_resumes_from_disk(invoke, model_of, document: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    asked = ["run", "--model", model_of("qwen3_next"), "--document", document, *QUESTION, *SMALL, "--store", store]
+    first = printed(invoke(*asked, "--json"))
+    second = again(*asked)
+    tokens = first["document"]["tokens"]
+    kinds = {"compressed", "recurrent"}
+    assert first["document"]["reused_tokens"] == first["document"]["restored_bytes"] == 0
+    assert first["store"]["kinds"].keys() == second["store"]["kinds"].keys() == kinds
+    for kind in kinds:
+        assert first["store"]["kinds"][kind]["bytes_loaded"] == second["store"]["kinds"][kind]["bytes_stored"] == 0
+        assert first["store"]["kinds"][kind]["bytes_stored"] > 0
+        assert second["store"]["kinds"][kind]["bytes_loaded"] > 0
+    assert (first["store"]["directory"], first["store"]["capacity_bytes"]) == (str(store), CAPACITY)
+    assert second["document"]["reused_tokens"] == (tokens - 1) // 64 * 64
+    assert second["document"]["restored_bytes"] > 0
+    (one,), (other,) = first["answers"], second["answers"]
+    assert (one["answer"], one["generated_tokens"]) == (other["answer"], other["generated_tokens"])
+    assert (one["reused_tokens"], one["restored_bytes"]) == (tokens, 0)
+    assert (other["reused_tokens"], other["grade"]) == (other["prompt_tokens"] - 1, "faithful")
+    assert other["restored_bytes"] > 0
+    restored = second["document"]["restored_bytes"] + other["restored_bytes"]
+    assert restored == sum(kind["bytes_loaded"] for kind in second["store"]["kinds"].values())
+    assert second["store"]["failed"] == second["store"]["not_stored"] == {}
+    assert (second["store"]["loads"], second["store"]["stores"], second["store"]["problem"]) == (2, 0, None)
+
+    done = invoke(*asked, "--store-size", "64MiB")
+    assert done.exit_code == 0, done.stderr
+    assert f"{second['document']['reused_tokens']:,} of them from disk" in done.stdout
+    assert " KiB from disk)" in done.stdout
+    assert f"store {store}, cap 64.0 MiB:" in done.stdout
+    assert "loaded " in done.stdout
+    assert "recurrent " in done.stdout
+    assert "stored 0 B" in done.stdout
+    with DiskStore.open(store) as opened:
+        assert opened.contents().capacity == 64 << 20
+    printed(invoke(*asked, "--json"))
+    with DiskStore.open(store) as opened:
+        assert opened.contents().capacity == 64 << 20  # it keeps the cap that it has
+
+
+def test_verify_model_in_two_processes(invoke, model_of, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    asked = ["verify-model", model_of("qwen3_next") / "config.json", "--random-init", "--tokens", "110"]
+    asked += ["--block-size", "32", "--segment", "32", "--store", store]
+    first, second = printed(invoke(*asked, "--store-size", "32MiB", "--json")), again(*asked)
+    assert (first["verdict"], second["verdict"]) == ("exact", "exact")
+    assert first["store"].keys() == second["store"].keys() == {"directory", "found", "stored", "failed", "evicted"}
+    assert (first["store"]["directory"], first["store"]["found"]) == (str(store), {})
+    assert second["store"]["found"].keys() == second["kinds"].keys() == {"compressed", "recurrent"}
+    for kind in second["kinds"].values():
+        assert kind["bytes_restored"]["disk"] > 0
+    assert {b["scenario"] for b in second["boundaries"]} >= {"omission", "disk"}
+    with DiskStore.open(store) as opened:
+        assert opened.capacity == 32 << 20
+        assert len({unit.root for unit in opened.units()}) == 1  # a namespace of its own
+
+
+def test_bad_stores(invoke, model_dir: Path, document: Path, tmp_path: Path) -> None:
+    file, full = tmp_path / "file", tmp_path / "full"
+    file.write_text("words")
+    full.mkdir()
+    (full / "letters").write_text("words")
+    cases = [
+        (["--store", file], "is not a directory"),
+        (["--store", full], "holds 'letters'"),
+        (["--store", "/proc/nowhere"], "cannot be used as a store"),
+        (["--store", tmp_path / "new", "--store-size", "lots"], "option store_size: size 'lots'"),
+        (["--store", tmp_path / "new", "--store-size", "1KiB"], "use at least"),
+        (["--store-size", "1GiB"], "--store DIR, which is not given"),
+    ]
+    run = ["run", "--model", model_dir, "--document", document, *QUESTION, *SMALL]
+    verify = ["verify-model", model_dir, "--block-size", "32", "--segment", "32"]
+    for arguments in (run, verify):
+        for more, words in cases:
+            done = invoke(*arguments, *more, "--json")
+            report = json.loads(done.stdout)
+            assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done.stderr
+            assert words in done.stderr
+            assert words in report["error"]["message"]
+            assert ("verdict" in report) is (arguments is verify)
+    assert not (tmp_path / "new").exists()
+    assert sorted(path.name for path in full.iterdir()) == ["letters"]
+
+
+def test_a_recording_does_not_cover_a_store(invoke, model_dir: Path, document: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from kvloom.adapters.transformers import attach
+    from kvloom.errors import UnsupportedError
+    from kvloom.replay.recorder import Recorder
+
+    file, store = tmp_path / "run.jsonl", tmp_path / "store"
+    asked = ["run", "--model", model_dir, "--document", document, *QUESTION, "--record", file, "--store", store]
+    done = invoke(*asked)
+    assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
+    assert "give either --record or --store" in done.stderr
+    assert not file.exists()
+    assert not store.exists()
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    with (
+        DiskStore.open(store, 16 << 20) as opened,
+        Recorder(file) as recorder,
+        pytest.raises(UnsupportedError, match="either a store or a watch"),
+    ):
+        attach(model, store=opened, watch=recorder)
