@@ -403,8 +403,8 @@ class Manager(Single):
         """What a colder tier lacks of a prefix unit of ``sequence``: of its deepest boundary resumable at ``floor``.
 
         ``stored``: what the tier has of the chain of ``sequence.tokens``.  Returns None when it lacks nothing.  The
-        slots are held until ``finish_store``.  Raises InputError for a sequence of another manager, and for objects that
-        the model does not have; SequenceError for one that is closed.
+        slots are held until ``finish_store``.  Raises InputError for a sequence of another manager and for objects
+        that the model does not have, SequenceError for a sequence that is closed.
         """
         self.enter()
         tokens = self._member(sequence).tokens
