@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ from kvloom.core.fields import PINS
 
 if importlib.util.find_spec("transformers") is not None:
     import torch
+    from tests.adapter.shop import Shop
     from transformers import DynamicCache, PreTrainedModel
 
     from kvloom.adapters.transformers import Engine, Session, attach
@@ -95,3 +99,21 @@ def lab() -> Iterator[Lab]:
     yield lab
     lab.close()
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def shop(lab: Any, fast_path: Path) -> Shop:
+    return Shop(lab, fast_path / "store")
+
+
+@pytest.fixture
+def fast_path(tmp_path: Path) -> Iterator[Path]:
+    """In memory where there is such a thing: many stores, to which a sync means nothing."""
+    memory = Path("/dev/shm")
+    if not memory.is_dir():
+        yield tmp_path
+        return
+    made = memory / f"kvloom-test-{os.getpid()}-{tmp_path.name}"
+    made.mkdir()
+    yield made
+    shutil.rmtree(made, ignore_errors=True)

@@ -25,6 +25,9 @@ from kvloom.tiers.disk import DiskStore, Fill, Found, Need, NewObject, PayloadFo
 from kvloom.tiers.disk.values import Result
 from kvloom.types import AnyArray, Grade, Int32Array, IntArray
 
+_TRIES = 4
+"""Loads for one request: after one that did not arrive whole, what is left is tried."""
+
 
 class SlotMemory(Protocol):
     """The bytes of an arena, as a transfer needs them."""
@@ -88,6 +91,9 @@ class ColdTier:
         self.spec: ModelSpec = manager.spec
         self._worker = ThreadPoolExecutor(1, "kvloom-store")
         self._queued: deque[tuple[list[TransferPlan], Future[list[Published]]]] = deque()
+        groups, segment = manager.spec.groups, manager.spec.segment_tokens
+        self._sizes = np.array([group.slot_bytes for group in groups])
+        self._columns = np.array([1 if group.is_snapshot else segment // group.block_tokens for group in groups])
         self.stats = ColdStats()
 
     # ---------------------------------------------------------------- loading
@@ -101,39 +107,44 @@ class ColdTier:
             return 0
         manager = self._manager
         chain = manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)
-        found = self._lookup(chain)
-        if found is None:
-            return 0
-        plan = manager.plan_load(chain.tokens, _objects(found.places), salt=salt, extra_keys=extra_keys, floor=floor)
-        if plan is None:
-            return 0
-        good = np.zeros(len(plan), dtype=np.bool_)
-        try:
-            good = self._read(plan, found.places)
-        finally:
-            manager.finish_load(plan, good)
-        if not good.all():
-            return 0
-        row = -(-plan.position // chain.segment) - 1
-        self.store.touch(manager.layout, chain.digests[row].tobytes())
-        self.stats.loads += 1
-        for g in plan.group.tolist():
-            self.stats.objects_loaded[self.spec.groups[g].name] += 1
-        return self._count(plan, self.stats.bytes_loaded)
+        total = 0
+        for _ in range(_TRIES):  # damaged objects are not found again, but something shorter may be
+            found = self._lookup(chain)
+            if found is None:
+                break
+            stored = _objects(found.places)
+            plan = manager.plan_load(chain.tokens, stored, salt=salt, extra_keys=extra_keys, floor=floor)
+            if plan is None:
+                break
+            results = np.full(len(plan), Result.STOPPED, dtype=np.uint8)
+            try:
+                results = self._read(plan, found.places)
+            finally:
+                manager.finish_load(plan, results == Result.OK)
+            total += self._count(plan, results == Result.OK, self.stats.bytes_loaded)
+            for g in plan.group[results == Result.OK].tolist():
+                self.stats.objects_loaded[self.spec.groups[g].name] += 1
+            if not results.any():
+                row = -(-plan.position // chain.segment) - 1
+                self.store.touch(manager.layout, chain.digests[row].tobytes())
+                self.stats.loads += 1
+            if not results.any() or (results == Result.IO_ERROR).any():  # that may pass: not asked again at once
+                break
+        return total
 
     def _lookup(self, chain: Chain) -> Found | None:
         """What is stored of a chain; None when that is nothing."""
         found = self.store.lookup(self._manager.layout, chain.digests)
         entries = found.places.entries
-        fits = entries["form"] == PayloadForm.RAW
+        fits = (entries["form"] == PayloadForm.RAW) & (entries["grade"] <= int(Grade.CANONICAL))
         fits &= entries["group"] < len(self.spec.groups)
-        sizes = np.array([group.slot_bytes for group in self.spec.groups])
-        fits[fits] &= entries["length"][fits] == sizes[entries["group"][fits].astype(np.int64)]
+        group = entries["group"][fits].astype(np.int64)
+        fits[fits] &= (entries["length"][fits] == self._sizes[group]) & (entries["column"][fits] < self._columns[group])
         places = found.places if fits.all() else found.places.take(fits)
         return Found(found.known, found.boundary, places) if len(places) else None
 
-    def _read(self, plan: TransferPlan, places: Places) -> npt.NDArray[np.bool_]:
-        """Read the objects of a plan into their slots; which arrived."""
+    def _read(self, plan: TransferPlan, places: Places) -> npt.NDArray[np.uint8]:
+        """Read the objects of a plan into their slots; the ``Result`` of each."""
         places = places.take(_order(plan, places))
         offsets, lengths = self._offsets(plan), places.entries["length"].astype(np.int64)
         memory = self._memory.host_memory()
@@ -145,7 +156,7 @@ class ColdTier:
             self._memory.write_slots(offsets, lengths, staging)
         for code in results[results != Result.OK].tolist():
             self.stats.failed[Result(code).name.lower()] += 1
-        return np.asarray(results == Result.OK)
+        return results
 
     def _offsets(self, plan: TransferPlan) -> IntArray:
         offsets = np.zeros(len(plan), dtype=np.int64)
@@ -210,7 +221,7 @@ class ColdTier:
         for plan, done in zip(plans, stored.result(), strict=True):
             if done.stored:
                 self.stats.stores += 1
-                self._count(plan, self.stats.bytes_stored)
+                self._count(plan, np.ones(len(plan), dtype=np.bool_), self.stats.bytes_stored)
             else:
                 self.stats.not_stored[done.outcome.value] += 1
 
@@ -228,9 +239,9 @@ class ColdTier:
     def _payload(self, group: int, offset: int) -> Fill:
         return Fill(self.spec.groups[group].slot_bytes, lambda into: self._memory.read_slot(offset, into))
 
-    def _count(self, plan: TransferPlan, into: Counter[str]) -> int:
+    def _count(self, plan: TransferPlan, moved: npt.NDArray[np.bool_], into: Counter[str]) -> int:
         total = 0
-        for g, count in zip(*np.unique(plan.group, return_counts=True), strict=True):
+        for g, count in zip(*np.unique(plan.group[moved], return_counts=True), strict=True):
             group = self.spec.groups[int(g)]
             into[group.kind.name.lower()] += int(count) * group.slot_bytes
             total += int(count) * group.slot_bytes

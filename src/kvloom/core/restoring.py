@@ -12,7 +12,18 @@ from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
 from kvloom.core.block_pool import hold, release
 from kvloom.core.eviction import make_node_room, take_or_evict
-from kvloom.core.fields import CARRIED, COL_BASE, COLUMNS, GRADE, NEED, RULE, RULE_PREFIX, RULE_SNAPSHOT, SLOT_BASE
+from kvloom.core.fields import (
+    BROKEN,
+    CARRIED,
+    COL_BASE,
+    COLUMNS,
+    GRADE,
+    NEED,
+    RULE,
+    RULE_PREFIX,
+    RULE_SNAPSHOT,
+    SLOT_BASE,
+)
 from kvloom.core.heat import use_checkpoint
 from kvloom.core.hybrid_match import fault
 from kvloom.core.lifecycle import LOADING, READY, move
@@ -26,7 +37,7 @@ from kvloom.core.prefix_index import (
     touch,
 )
 from kvloom.core.room import lacks_room
-from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
+from kvloom.core.rules import block_of, blocks_at, first_block_needed, snapshot_needed
 from kvloom.types import AnyArray
 
 ROW, GROUP, COLUMN, SLOT, ITEM_GRADE = range(5)
@@ -175,6 +186,8 @@ def _new(a: Arrays, parent: int, tokens: AnyArray, start: int, count: int) -> in
     n = new_node(a, parent, tokens, start, count)
     while n < 0 and make_node_room(a):
         n = new_node(a, parent, tokens, start, count)
+    if n >= 0:
+        refresh_spine(a, n)  # a model without prefix groups has nothing to wait for
     return n
 
 
@@ -209,10 +222,20 @@ def make_path(a: Arrays, path: AnyArray, known: int, tokens: AnyArray, position:
 
 
 @jit
-def reserve_items(a: Arrays, items: AnyArray, count: int) -> int:
-    """Take a slot for every item; -1, or the group without room (then none is taken)."""
+def reserve_items(a: Arrays, items: AnyArray, count: int, position: int) -> int:
+    """Take a slot for every item; -1, or the group without room (then none is taken).
+
+    There must also be room for what a request that resumes at ``position`` takes beside them, live slots and its own
+    copies of a checkpoint's blocks: else it would be refused where it would have fitted without the load.
+    """
+    start = position // a.tokens.shape[1] * a.tokens.shape[1]
     for g in range(a.group.shape[0]):
         a.group[g, NEED] = 0
+        if a.group[g, RULE] == RULE_SNAPSHOT:
+            a.group[g, NEED] = 1
+        elif position > start:
+            first = max(block_of(a, g, start), first_block_needed(a, g, position))
+            a.group[g, NEED] = max(0, blocks_at(a, g, position) - first)
     for i in range(count):
         a.group[items[i, GROUP], NEED] += 1
     short = lacks_room(a)
@@ -237,6 +260,8 @@ def finish_load(a: Arrays, path: AnyArray, end: int, segments: int, items: AnyAr
     for i in range(len(items)):
         g, s = items[i, GROUP], items[i, SLOT]
         n = path[items[i, ROW] + 1] if items[i, ROW] < segments else end
+        if not good[i] and a.group[g, RULE] == RULE_PREFIX:
+            a.scalars[BROKEN] = 1  # what is below it may arrive nevertheless
         if good[i]:
             move(a.slot, s, READY)
             adopt(a, n, a.group[g, COL_BASE] + items[i, COLUMN], g, s)

@@ -13,7 +13,7 @@ from kvloom.config import parse_grade
 from kvloom.core.calls import first_outside
 from kvloom.core.namespace import ExtraKey
 from kvloom.errors import InputError
-from kvloom.plan import CopyPlan
+from kvloom.plan import CopyPlan, TransferPlan
 from kvloom.types import AnyArray, Grade, Int32Array
 
 _MOST_KEY_BITS = 4096
@@ -61,6 +61,13 @@ def checked_plan(plan: object) -> CopyPlan:
     """InputError for what is not a plan."""
     if not isinstance(plan, CopyPlan):
         raise InputError(f"a CopyPlan that this manager handed out is expected, not {type(plan).__name__}")
+    return plan
+
+
+def checked_transfer(plan: object) -> TransferPlan:
+    """InputError for what is not a plan of a transfer."""
+    if not isinstance(plan, TransferPlan):
+        raise InputError(f"a TransferPlan that this manager handed out is expected, not {type(plan).__name__}")
     return plan
 
 

@@ -355,27 +355,38 @@ class Manager(Single):
             stored: what the tier has of the chain of these tokens.
             salt, extra_keys, floor: as in ``open``.
 
-        Returns None when nothing there helps, or when there is no room for it (``transfers.unkept`` counts these).
+        Returns None when nothing there helps, when the prompt can never fit, or when there is no room for what would
+        be brought (``transfers.unkept`` counts these).
         Copy every object into its slot and report with ``finish_load``; then open the prompt.
-        Raises InputError like ``open``, and for objects that the model does not have.
+        Raises InputError like ``open``, and for objects that the model does not have; CapacityError when the index is
+        full.
         """
         self.enter()
         floor = grade_of(floor)
         ids = self.ids.checked(tokens)
         self.tick()
+        if not fits(self.spec, self.geometry, len(ids) + 1):
+            return None
         name = self._name(salt, extra_keys)
         cold = self.transfers.cold(-(-len(ids) // self.spec.segment_tokens), stored)
         namespace = self._namespaces.get(name) or self._new_namespace(name, salt)
+        unkept = self.transfers.unkept
+        plan = self._load(namespace.root, ids, cold, floor)
+        if self.transfers.unkept > unkept and self.collect():
+            self.transfers.unkept = unkept
+            plan = self._load(namespace.root, ids, cold, floor)
+        return plan
+
+    def _load(self, root: int, ids: Int32Array, cold: AnyArray, floor: Grade) -> TransferPlan | None:
         limit = np.append(ids, ids[:1])  # a match never reuses the last token
-        _, known, position, _, _ = calls.match_prompt(
-            self.handle, namespace.root, limit, self.ids.top, floor.value, self._path
-        )
+        _, known, position, _, _ = calls.match_prompt(self.handle, root, limit, self.ids.top, floor.value, self._path)
         return self.transfers.load(self._prompt(ids, known), cold, position, floor.value)
 
     def finish_load(self, plan: TransferPlan, good: AnyArray) -> None:
         """The load ended: ``good`` bool ``[len(plan)]`` says which objects arrived verified, and these are published.
 
-        A plan that is not open is ignored and counted; InputError for one that is another manager's.
+        A plan that is not open is ignored and counted; InputError for one that is another manager's, and for a ``good``
+        of another shape.
         """
         self.enter()
         self.tick()
@@ -387,8 +398,10 @@ class Manager(Single):
         """What a colder tier lacks of a prefix unit of ``sequence``: of its deepest boundary resumable at ``floor``.
 
         ``stored``: what the tier has of the chain of ``sequence.tokens``.  Returns None when it lacks nothing.  The
-        slots are held until ``finish_store``.
+        slots are held until ``finish_store``.  Raises InputError for a sequence of another manager and for objects
+        that the model does not have, SequenceError for a sequence that is closed.
         """
+        self.enter()
         tokens = self._member(sequence).tokens
         self.tick()
         cold = self.transfers.cold(-(-len(tokens) // self.spec.segment_tokens), stored)
@@ -408,12 +421,13 @@ class Manager(Single):
         """The chain of ``tokens``, whose first ``known`` segments are the nodes of ``_path``."""
         segment = self.spec.segment_tokens
         segments, tail = divmod(len(tokens), segment)
-        self._path[known + 1 : segments + 1] = -1
+        path = np.full(segments + 1, -1, dtype=np.int32)  # may be more than the index has nodes
+        path[: known + 1] = self._path[: known + 1]
         checkpoint = -1
         if tail and known == segments:
             start = segments * segment
-            checkpoint = int(find_checkpoint(self.arrays, int(self._path[segments]), tokens, start, tail))
-        return Prompt(tokens, self._path, known, checkpoint)
+            checkpoint = int(find_checkpoint(self.arrays, int(path[segments]), tokens, start, tail))
+        return Prompt(tokens, path, known, checkpoint)
 
     # ---------------------------------------------------------------- decode steps
 

@@ -12,6 +12,7 @@ from kvloom.core.fields import COL_BASE, RULE, RULE_PREFIX, RULE_SNAPSHOT, SLOT_
 from kvloom.core.restoring import GROUP, ITEM_COLUMNS, SLOT
 from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
 from kvloom.errors import InputError
+from kvloom.manager.inputs import checked_transfer
 from kvloom.plan import StoredObjects, TransferPlan
 from kvloom.types import AnyArray, Grade, Int32Array
 
@@ -70,6 +71,9 @@ class Transfers:
         """The grades of ``stored`` as int8 [rows, columns], -1 for what is not there; InputError for odd ones."""
         a = self._arrays
         cold = np.full((rows, a.columns.shape[1]), -1, dtype=np.int8)
+        shapes = {np.shape(part) for part in (stored.row, stored.group, stored.column, stored.grade)}
+        if len(shapes) != 1 or len(shapes.pop()) != 1:
+            raise InputError("the row, group, column and grade of stored objects must be arrays of one length")
         if len(stored.row):
             known = (stored.group >= 0) & (stored.group < len(a.group)) & (stored.row >= 0) & (stored.row < rows)
             known &= (stored.grade >= 0) & (stored.grade <= int(Grade.CANONICAL)) & (stored.column >= 0)
@@ -90,6 +94,8 @@ class Transfers:
         checkpoint = prompt.checkpoint if position % a.tokens.shape[1] else -1
         items = np.empty((cold.size, ITEM_COLUMNS), dtype=np.int32)
         count = int(restoring.list_needed(a, prompt.path, checkpoint, cold, position, floor, False, items))
+        if count == 0:  # chunked windows alone may need nothing
+            return None
         items = items[:count].copy()
         held = np.empty((cold.size, 2), dtype=np.int32)
         known = min(prompt.known, segments)
@@ -98,7 +104,7 @@ class Transfers:
             self.unkept += 1
             return None
         kept = int(restoring.hold_needed(a, prompt.path, end, position, floor, held))
-        short = int(restoring.reserve_items(a, items, count))
+        short = int(restoring.reserve_items(a, items, count, position))
         if short >= 0:
             restoring.release_all(a, held[:kept])
             restoring.let_go(a, end)
@@ -149,6 +155,8 @@ class Transfers:
 
     def finish_load(self, plan: TransferPlan, good: AnyArray) -> None:
         """Publish the objects that arrived: ``good`` bool [n]; none when the load was given up."""
+        if np.shape(good) != (len(checked_transfer(plan)),):
+            raise InputError(f"good must be bool of shape ({len(plan)},), not of shape {np.shape(good)}")
         opened = self._take(plan, loads=True)
         if opened is not None:
             segments = len(opened.path) - 1
@@ -158,7 +166,7 @@ class Transfers:
 
     def finish_store(self, plan: TransferPlan) -> None:
         """The objects were stored, or will not be."""
-        opened = self._take(plan, loads=False)
+        opened = self._take(checked_transfer(plan), loads=False)
         if opened is not None:
             restoring.release_items(self._arrays, opened.items)
 

@@ -29,7 +29,7 @@ from kvloom.adapters.transformers.runner import Runner
 from kvloom.adapters.transformers.session import Session
 from kvloom.adapters.transformers.state import places
 from kvloom.adapters.transformers.tokens import to_tokens
-from kvloom.adapters.transformers.weights import weights_digest
+from kvloom.adapters.transformers.weights import device_name, weights_digest
 from kvloom.config import Device
 from kvloom.errors import CapacityError, ConfigError, InputError, SequenceError, UnsupportedError
 from kvloom.eviction import EvictionPolicy
@@ -110,13 +110,14 @@ class Engine:
         if self.model.training:
             raise UnsupportedError("the model is in training mode, so its state is random; call model.eval() first")
         self.close_dropped()
-        keys = (*keys, ("kvloom.abi", self._abi()))
+        seen = self.seen()
+        keys = (*keys, ("kvloom.abi", self._abi(seen)))
         if self.cold is not None and isinstance(salt, bytes):
             self.cold.restore(tokens, salt, keys, worst)
         sequence = self.with_room(lambda: self.manager.open(tokens, salt=salt, extra_keys=keys, floor=worst))
         try:
             self.run(sequence.restore)
-            return Session(self.track(Runner(self, sequence, (salt, keys), tokens)), tokens)
+            return Session(self.track(Runner(self, sequence, (salt, keys), seen, tokens)), tokens)
         except BaseException:
             sequence.close()
             raise
@@ -151,10 +152,17 @@ class Engine:
             self.cold.flush()
         return ask()
 
-    def keep_cold(self, sequence: CachedSequence, names: Names) -> None:
-        """Store the end of a sequence that has just been kept resumable, where there is a store."""
+    def keep_cold(self, sequence: CachedSequence, names: Names, made_by: str) -> None:
+        """Store the end of a sequence that has just been kept resumable, where there is a store.
+
+        ``made_by``: what ``seen`` said when the sequence was opened.  If the model is another one by now, what it
+        computed is nobody's state, and that must not outlive the process.
+        """
         if self.cold is not None:
-            self.cold.keep(sequence, *names)
+            if made_by == self.seen():
+                self.cold.keep(sequence, *names)
+            else:
+                self.cold.stats.not_stored["model changed"] += 1
 
     def track(self, runner: Runner) -> Runner:
         """Remember to close the sequence of ``runner`` if it is dropped without ``close``."""
@@ -209,12 +217,12 @@ class Engine:
     def __copy__(self) -> NoReturn:
         refuse("copying an engine", "attach the model again, or fork a session")
 
-    def _abi(self) -> str:
-        """What may change under a running engine and then makes other state: it becomes part of every key.
+    def seen(self) -> str:
+        """What may change under a running engine and then makes other state.
 
         Weights are told apart by where they lie and by torch's version counters, so swapped, merged and edited ones
         are noticed, except for writes through ``.data`` that keep the storage, which torch does not count: for those
-        there is :meth:`weights_changed`.  With a store, which outlives the process, their bytes tell them apart.
+        there is :meth:`weights_changed`.
         """
         weights = hashlib.blake2b(digest_size=16)
         for tensor in (*self.model.parameters(), *self.model.buffers()):
@@ -222,18 +230,24 @@ class Engine:
             weights.update(struct.pack("<QQ", tensor.data_ptr(), version))
         parts = (m for m in self.model.modules() if m is not self.model)
         hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in parts)
+        config = self.model.config.get_text_config(decoder=True)
         settings = (
             self.model.config._attn_implementation,
+            config._experts_implementation,
             torch.get_num_threads(),
             torch.get_float32_matmul_precision(),
             torch.backends.mkldnn.enabled,
         )
-        seen = f"{self._weights} {weights.hexdigest()}"
-        if self.cold is not None:
-            if self._known_weights[0] != seen:
-                self._known_weights = seen, weights_digest(self.model)
-            seen = f"{torch.backends.cpu.get_cpu_capability()} {self._known_weights[1]}"
-        return f"settings={settings} hooks={hooks} weights={seen}"
+        return f"settings={settings} hooks={hooks} weights={self._weights} {weights.hexdigest()}"
+
+    def _abi(self, seen: str) -> str:
+        """What ``seen`` says, as it becomes part of every key: with a store, the weights by their bytes."""
+        if self.cold is None:
+            return seen
+        settings, _, weights = seen.partition(" weights=")
+        if self._known_weights[0] != weights:
+            self._known_weights = weights, weights_digest(self.model)
+        return f"{settings} device={device_name(self.model.device)} weights={self._known_weights[1]}"
 
 
 def attach(
@@ -278,6 +292,8 @@ def attach(
         raise UnsupportedError("the model is in training mode, so its state is random; call model.eval() first")
     if watch is not None and store is not None:
         raise UnsupportedError("what comes from a store cannot be recorded; give attach either a store or a watch")
+    if store is not None and not isinstance(store, DiskStore):
+        raise InputError(f"store must be a DiskStore, as DiskStore.open makes it, not {type(store).__name__}")
     config = model.config.get_text_config(decoder=True)
     dtype = str(model.dtype).removeprefix("torch.")
     tier = Device(device)

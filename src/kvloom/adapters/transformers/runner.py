@@ -34,13 +34,20 @@ class Runner:
         claim: the grade that forwards in progress may claim: CANONICAL only for the adapter's own chunks.
         prompt: the tokens that forwards must bring as far as they go, int32; beyond them anything goes.
         names: salt and extra keys of the namespace.
+        made_by: what ``Engine.seen`` said when the sequence was opened.
     """
 
     def __init__(
-        self, engine: Engine, sequence: CachedSequence, names: Names, prompt: Int32Array | None = None
+        self,
+        engine: Engine,
+        sequence: CachedSequence,
+        names: Names,
+        made_by: str,
+        prompt: Int32Array | None = None,
     ) -> None:
         self.engine = engine
         self.names = names
+        self.made_by = made_by
         self.sequence = sequence
         self.prompt = _NOTHING if prompt is None else prompt
         self.flight = Flight(engine.hooks)
@@ -100,7 +107,7 @@ class Runner:
         if self.length and self.length != self._kept_at:
             self.engine.run(self.sequence.checkpoint())
             self._kept_at = self.length
-            self.engine.keep_cold(self.sequence, self.names)
+            self.engine.keep_cold(self.sequence, self.names, self.made_by)
 
     @whole
     def fork(self, prompt: Int32Array | None = None) -> Runner:
@@ -111,7 +118,7 @@ class Runner:
         child, plan = self.engine.with_room(self.sequence.fork)
         try:
             self.engine.run(plan)
-            return self.engine.track(Runner(self.engine, child, self.names, prompt))
+            return self.engine.track(Runner(self.engine, child, self.names, self.made_by, prompt))
         except BaseException:
             child.close()
             raise

@@ -1,4 +1,4 @@
-"""A digest of a model's weights: state on disk is only found by the same ones."""
+"""What state on disk is only found by: the same weights, on the same sort of device."""
 
 from __future__ import annotations
 
@@ -22,3 +22,10 @@ def weights_digest(model: torch.nn.Module) -> str:
         for start in range(0, flat.numel(), _PIECE):
             digest.update(memoryview(flat[start : start + _PIECE].cpu().numpy()))  # type: ignore[arg-type]
     return digest.hexdigest()
+
+
+def device_name(device: torch.device) -> str:
+    """What computes: another one rounds in another way."""
+    if device.type == "cuda":
+        return f"cuda {torch.cuda.get_device_name(device)}"
+    return f"{device.type} {torch.backends.cpu.get_cpu_capability()}"

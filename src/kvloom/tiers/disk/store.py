@@ -75,6 +75,7 @@ class DiskStore:
         self._index = OpenIndex(directory, self._rebuild, self._publisher.writer.forget)
         self._capacity: int | None = None
         self._capacity_of_new: int | None = None
+        self._closed = False
         self.rebuilt: Rebuilt | None = None
         """What this handle made a new index of, when it found the old one damaged; None when it did not."""
 
@@ -147,7 +148,8 @@ class DiskStore:
         self.close()
 
     def close(self) -> None:
-        """Give everything back.  What was published stays."""
+        """Give everything back.  What was published stays; from now on nothing is found and nothing stored."""
+        self._closed = True
         self._publisher.close(self._index)
         self._reader.close()
         self._index.close()
@@ -160,11 +162,13 @@ class DiskStore:
         Blocks for as long as the disk takes; units of one handle are stored one after the other.  Thread-safe.  Raises
         only what a ``Fill`` raises.
         """
+        if self._closed:
+            return Published(Outcome.UNAVAILABLE, reason="the store is closed")
         return self._publisher.publish(self._index, unit)
 
     def touch(self, layout: bytes, digest: bytes) -> None:
         """The unit that ends at a node was used: it is worth keeping.  It is entered later.  Thread-safe."""
-        if self._publisher.heat.note(layout, digest) and self._writes.ready():
+        if self._publisher.heat.note(layout, digest) and self._writes.ready() and not self._closed:
             with contextlib.suppress(OSError, StoreError):
                 self._index.run(self._publisher.flush)
 
@@ -183,7 +187,7 @@ class DiskStore:
         check_layout(layout)
         check_digests(digests)
         nothing = np.zeros(len(digests), np.bool_)
-        if self._reads.ready():
+        if self._reads.ready() and not self._closed:
             try:
                 found = self._index.run(lambda index: lookups.lookup(index, layout, digests))
             except (OSError, StoreError) as error:
