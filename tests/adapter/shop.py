@@ -40,7 +40,8 @@ class Shop:
         with engine.open(ids, **options) as session:
             found = answer(session, count=COUNT, started=time.perf_counter())
             reused = session.reused
-        engine.cold.flush()
+        if engine.cold is not None:
+            engine.cold.flush()
         engine.manager.check_integrity()
         assert len(engine.manager.transfers) == 0
         assert engine.manager.in_use() == 0

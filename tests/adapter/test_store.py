@@ -124,6 +124,7 @@ def test_a_load_while_the_arena_is_nearly_full(shop: Shop) -> None:
             except CapacityError:
                 refused += 1
             refused += engine.manager.transfers.unkept - unkept
+            engine.cold.flush()
             engine.manager.check_integrity()
             assert len(engine.manager.transfers) == 0
             for session in held:
