@@ -24,6 +24,7 @@ from kvloom.core.fields import CARRIED, COL_BASE, GRADE, NTOKENS, PARENT, PINS, 
 from kvloom.core.geometry import fits
 from kvloom.core.lifecycle import COMMITTED, LOADING
 from kvloom.core.page_table import PUBLISHED
+from kvloom.core.policies import resumable
 from kvloom.errors import CapacityError
 from kvloom.manager import CachedSequence, Manager
 from kvloom.plan import StoredObjects, TransferPlan
@@ -85,6 +86,7 @@ class ColdLife:
         self.loads: list[Load] = []
         self.stores: list[Store] = []
         self.ended: list[TransferPlan] = []
+        self.nodes: dict[Tokens, int] = {}
         self.last = ((1, 1), SALTS[0])
         self.seen = Seen()
         segment = world.spec.segment_tokens
@@ -114,6 +116,7 @@ class ColdLife:
         a = self.manager.arrays
         namespace = self.manager._namespaces.get(self.manager._name(salt, ()))
         found: Presence = {}
+        self.nodes = {}
         if namespace is None:
             return found
         tokens: dict[int, Tokens | None] = {-1: None, namespace.root: ()}
@@ -129,6 +132,7 @@ class ColdLife:
             if mine is None:
                 continue
             found[mine] = {}
+            self.nodes[mine] = n
             for group in self.rules.groups:
                 for column in range(group.columns):
                     local = int(a.columns[n, a.group[group.index, COL_BASE] + column])
@@ -272,6 +276,8 @@ class ColdLife:
             before = self.rules.grade(device, tokens, plan.position, place)
             now = self.rules.grade(after, tokens, plan.position, place)
             assert now == (max(before, grade) if arrived else before)
+        for known, n in self.nodes.items():
+            assert resumable(self.manager.arrays, n) == self.rules.resumable(known, len(known), 0, after)
         self.seen.full += bool(good.all())
         self.seen.partial += bool(good.any() and not good.all())
         self.seen.nothing += not good.any()

@@ -32,6 +32,9 @@ _TRIES = 4
 class SlotMemory(Protocol):
     """The bytes of an arena, as a transfer needs them."""
 
+    def settle(self) -> None:
+        """Wait until all that was queued to change the arena is done: the next reads come from another thread."""
+
     def read_slot(self, offset: int, into: memoryview) -> None:
         """Copy ``len(into)`` bytes from ``offset`` of the arena to host memory."""
 
@@ -105,6 +108,7 @@ class ColdTier:
         """
         if len(tokens) < 2:
             return 0
+        self.collect()
         manager = self._manager
         chain = manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)
         total = 0
@@ -190,6 +194,7 @@ class ColdTier:
                 plans.append(plan)
                 stored = _joined(stored, plan)
         if plans:
+            self._memory.settle()
             units = [self._unit(chain, plan) for plan in plans]
             self._queued.append((plans, self._worker.submit(lambda: [self.store.publish(unit) for unit in units])))
 

@@ -260,8 +260,8 @@ def finish_load(a: Arrays, path: AnyArray, end: int, segments: int, items: AnyAr
     for i in range(len(items)):
         g, s = items[i, GROUP], items[i, SLOT]
         n = path[items[i, ROW] + 1] if items[i, ROW] < segments else end
-        if not good[i] and a.group[g, RULE] == RULE_PREFIX:
-            a.scalars[BROKEN] = 1  # what is below it may arrive nevertheless
+        if not good[i] and a.group[g, RULE] == RULE_PREFIX and good.any():
+            a.scalars[BROKEN] = 1  # what is below it may be there nevertheless
         if good[i]:
             move(a.slot, s, READY)
             adopt(a, n, a.group[g, COL_BASE] + items[i, COLUMN], g, s)

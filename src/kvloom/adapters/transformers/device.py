@@ -37,6 +37,9 @@ class Arena(Protocol):
     def host_memory(self) -> npt.NDArray[np.uint8] | None:
         """The arena itself where it is host memory; else None."""
 
+    def settle(self) -> None:
+        """Wait until all that was queued to change the arena is done."""
+
     def read_slot(self, offset: int, into: memoryview) -> None:
         """Copy ``len(into)`` bytes from ``offset`` to host memory."""
 
@@ -64,6 +67,9 @@ class CpuArena:
     def host_memory(self) -> npt.NDArray[np.uint8] | None:
         """See :class:`Arena`."""
         return self._host.buffer
+
+    def settle(self) -> None:
+        """See :class:`Arena`."""
 
     def read_slot(self, offset: int, into: memoryview) -> None:
         """See :class:`Arena`."""
@@ -104,6 +110,11 @@ class TorchArena:
     def host_memory(self) -> npt.NDArray[np.uint8] | None:
         """See :class:`Arena`."""
         return None
+
+    def settle(self) -> None:
+        """See :class:`Arena`."""
+        if self.bytes.is_cuda:
+            torch.cuda.current_stream(self.bytes.device).synchronize()
 
     def read_slot(self, offset: int, into: memoryview) -> None:
         """See :class:`Arena`."""
