@@ -22,7 +22,7 @@ from kvloom.adapters.cold import ColdTier  # noqa: E402
 from kvloom.errors import StoreError  # noqa: E402
 from kvloom.manager import Manager  # noqa: E402
 from kvloom.testing.families import random_model, tiny_config  # noqa: E402
-from kvloom.tiers.disk import DiskStore  # noqa: E402
+from kvloom.tiers.disk import DiskStore, Result  # noqa: E402
 from kvloom.verification.report import Omission, Report, Verdict  # noqa: E402
 from kvloom.verification.verify import verify_model  # noqa: E402
 
@@ -137,7 +137,7 @@ def test_objects_that_were_read_into_each_others_slots(
 
 def test_state_that_is_found_and_not_read(store: Callable[[], DiskStore], monkeypatch: pytest.MonkeyPatch) -> None:
     def unread(_self: ColdTier, plan: Any, _places: Any) -> Any:
-        return np.ones(len(plan), np.bool_)
+        return np.full(len(plan), Result.OK, np.uint8)
 
     monkeypatch.setattr(ColdTier, "_read", unread)
     found = differs("lfm3", store)

@@ -103,9 +103,9 @@ def _keep(model: PreTrainedModel, device: int, prompt: Prompt, steps: Steps, sto
                 session.step(end)
                 steps.within(session.length / end)
         assert engine.cold is not None
-        stats, reason = engine.cold.stats, opened.activity().reason
-    if stats.not_stored:
-        raise StoreError(reason or "there is no room in the store")
+        stats = engine.cold.stats
+    if stats.not_stored:  # closing the engine waited for what was being stored
+        raise StoreError(opened.activity().reason or "there is no room in the store")
     return sum(stats.bytes_stored.values())
 
 

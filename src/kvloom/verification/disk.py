@@ -76,6 +76,7 @@ def _keep(bench: DiskBench) -> list[End]:
     """Prompts that end shortly behind each boundary, others that end elsewhere in a segment, and a response."""
     for at in _boundaries(bench):
         resume_anywhere(bench, TIER, bench.branch(at, 3))
+        bench.engine.cold.flush()  # no end is left out because too many wait
     ends = []
     segment, last = bench.segment, bench.last_boundary
     for at, cut in ((last, 1), (segment, segment // 2 + 1), (last // segment // 2 * segment, segment - 1)):
@@ -104,6 +105,7 @@ def _run(bench: DiskBench, stem: torch.Tensor, prompt: int) -> None:
             bench.step(session, stem[:, position : position + 1])
     finally:
         session.close()
+    bench.engine.cold.flush()
 
 
 def _resume(bench: DiskBench, ends: list[End], use: StoreUse) -> None:
@@ -113,6 +115,7 @@ def _resume(bench: DiskBench, ends: list[End], use: StoreUse) -> None:
     for stem, end, cache in ends:
         # One token more: so long a prompt is found at the end that was kept, and at no later one of a run before.
         _resume_at(bench, Resume(TIER, bench.branch(end, 1, stem), end, cache), use)
+    bench.engine.cold.flush()  # what is being stored cannot be evicted
     manager.evict(manager.cap)
     _resume_at(bench, _canonical(bench, last), use)
 
