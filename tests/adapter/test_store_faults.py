@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -218,3 +219,24 @@ def test_room_that_waits_for_the_disk_comes_back(shop: Shop) -> None:
             engine.manager.check_integrity()
         timer.join()
     assert shop.once("gpt_oss", shop.ids(seed=0)) == len(shop.ids()) - 1
+
+
+def test_d10_a_disk_that_hangs_is_not_waited_for(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Closing gives up after a while; requests were answered."""
+    monkeypatch.setattr("kvloom.adapters.cold.ColdTier.flush.__defaults__", (0.3,))
+    shop.ops = ops = Waiting()
+    engine = shop.engine("gpt_oss")
+    ids = shop.ids()
+    with engine.open(ids) as session:
+        logits = shop.lab.last(session, torch.tensor([ids]))
+    assert torch.equal(logits[0], shop.cold(engine, ids).first_logits)
+    cold = engine.cold
+    began = time.monotonic()
+    engine.close()
+    assert time.monotonic() - began < 10
+    assert cold.waiting
+    ops.door.set()
+    assert cold.flush(30)
+    assert engine.manager.in_use() == 0
+    assert cold.stats.stores + cold.stats.not_stored["hung"] > 0
+    cold.store.close()

@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, Protocol
 
 import numpy as np
@@ -47,6 +48,10 @@ class SlotMemory(Protocol):
 
 MOST_QUEUED = 8
 """Ends of sequences that may wait to be stored; more are left out and counted as ``busy``."""
+
+
+CLOSE_PATIENCE, ROOM_PATIENCE = 60.0, 2.0
+"""Seconds that closing, and a request without room, wait at most for what is being stored."""
 
 
 @dataclass(slots=True)
@@ -203,11 +208,15 @@ class ColdTier:
         while self._queued and self._queued[0][1].done():
             self._end(*self._queued.popleft())
 
-    def flush(self) -> None:
-        """Wait until everything is stored that waits to be."""
+    def flush(self, patience_s: float = CLOSE_PATIENCE) -> bool:
+        """Wait until everything is stored that waits to be, but not longer; whether nothing waits any more."""
+        ends = monotonic() + patience_s
         while self._queued:
-            wait([self._queued[0][1]])
+            done, _ = wait([self._queued[0][1]], timeout=max(0.0, ends - monotonic()))
+            if not done:
+                return False
             self.collect()
+        return True
 
     @property
     def waiting(self) -> bool:
@@ -215,14 +224,19 @@ class ColdTier:
         return bool(self._queued)
 
     def close(self) -> None:
-        """Store what waits, then close the store."""
-        self.flush()
-        self._worker.shutdown()
-        self.store.close()
+        """Store what waits, then close the store.  A disk that hangs is left to itself, and what waits is lost."""
+        if self.flush():
+            self._worker.shutdown()
+            self.store.close()
+        else:
+            self._worker.shutdown(wait=False, cancel_futures=True)
 
     def _end(self, plans: list[TransferPlan], stored: Future[list[Published]]) -> None:
         for plan in plans:
             self._manager.finish_store(plan)
+        if stored.cancelled():
+            self.stats.not_stored["hung"] += len(plans)
+            return
         for plan, done in zip(plans, stored.result(), strict=True):
             if done.stored:
                 self.stats.stores += 1

@@ -17,7 +17,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from kvloom.adapters.cold import ColdTier
+from kvloom.adapters.cold import ROOM_PATIENCE, ColdTier
 from kvloom.adapters.transformers.block_table import CLOSED
 from kvloom.adapters.transformers.cache import LayerPlan
 from kvloom.adapters.transformers.device import Arena, make_arena
@@ -149,7 +149,7 @@ class Engine:
         except CapacityError as error:
             if self.cold is None or not self.cold.waiting or error.never_fits:
                 raise
-            self.cold.flush()
+            self.cold.flush(ROOM_PATIENCE)
         return ask()
 
     def keep_cold(self, sequence: CachedSequence, names: Names, made_by: str) -> None:
