@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kvloom.core.allocation import columns_of
 from kvloom.core.namespace import ExtraKey
 from kvloom.manager import Manager
 from kvloom.manager.sequence import CachedSequence
@@ -101,7 +102,7 @@ class ColdTier:
         self._queued: deque[tuple[list[TransferPlan], Future[list[Published]]]] = deque()
         groups, segment = manager.spec.groups, manager.spec.segment_tokens
         self._sizes = np.array([group.slot_bytes for group in groups])
-        self._columns = np.array([1 if group.is_snapshot else segment // group.block_tokens for group in groups])
+        self._columns = np.array([columns_of(group, segment) for group in groups])
         self.stats = ColdStats()
 
     # ---------------------------------------------------------------- loading

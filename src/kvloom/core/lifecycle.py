@@ -60,10 +60,3 @@ def move(slots: AnyArray, slot: int, target: int) -> None:
     if not ALLOWED[slots[slot, STATE], target]:
         raise LifecycleError("illegal life-cycle transition")
     slots[slot, STATE] = target
-
-
-def check_transition(current: ObjectState, target: ObjectState) -> None:
-    """Raise LifecycleError when the table does not allow ``current`` -> ``target``."""
-    if not ALLOWED[current, target]:
-        legal = [s.name for s in ObjectState if ALLOWED[current, s]]
-        raise LifecycleError(f"a copy cannot go from {current.name} to {target.name}; legal: {', '.join(legal)}")

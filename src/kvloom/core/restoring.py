@@ -56,23 +56,25 @@ def _there(a: Arrays, n: int, c: int, g: int, floor: int) -> bool:
     return n >= 0 and fault(a, n, c, g, floor) == 0
 
 
+@inlined
+def needed_blocks(a: Arrays, g: int, position: int) -> tuple[int, int]:
+    """The blocks [first, last) that group ``g`` needs at ``position``; a snapshot counts as that of its row."""
+    if a.group[g, RULE] != RULE_SNAPSHOT:
+        return first_block_needed(a, g, position), blocks_at(a, g, position)
+    row = (position - 1) // a.tokens.shape[1]
+    return (row, row + 1) if snapshot_needed(a, g, position) else (row, row)
+
+
 @jit
 def _resumable(a: Arrays, path: AnyArray, checkpoint: int, cold: AnyArray, position: int, floor: int) -> bool:
     """Whether everything that ``position`` needs is on the device or cold, prefix blocks of whole segments aside."""
     segments = position // a.tokens.shape[1]
     for g in range(a.group.shape[0]):
         base, per_segment = a.group[g, COL_BASE], a.group[g, COLUMNS]
-        if a.group[g, RULE] == RULE_SNAPSHOT:
-            if snapshot_needed(a, g, position):
-                row = (position - 1) // a.tokens.shape[1]
-                n = _node(path, checkpoint, segments, row)
-                if cold[row, base] < floor and not _there(a, n, base, g, floor):
-                    return False
-            continue
-        first = first_block_needed(a, g, position)
+        first, last = needed_blocks(a, g, position)
         if a.group[g, RULE] == RULE_PREFIX:
-            first = max(first, position // a.tokens.shape[1] * per_segment)
-        for block in range(blocks_at(a, g, position) - 1, first - 1, -1):
+            first = max(first, segments * per_segment)
+        for block in range(last - 1, first - 1, -1):
             row = block // per_segment
             c = base + block - row * per_segment
             if cold[row, c] < floor and not _there(a, _node(path, checkpoint, segments, row), c, g, floor):
@@ -125,11 +127,7 @@ def list_needed(
     count = 0
     for g in range(a.group.shape[0]):
         base, per_segment = a.group[g, COL_BASE], a.group[g, COLUMNS]
-        if a.group[g, RULE] == RULE_SNAPSHOT:
-            row = (position - 1) // a.tokens.shape[1]
-            first, last = (row, row + 1) if snapshot_needed(a, g, position) else (0, 0)
-        else:
-            first, last = first_block_needed(a, g, position), blocks_at(a, g, position)
+        first, last = needed_blocks(a, g, position)
         for block in range(first, last):
             row = block // per_segment
             c = base + block - row * per_segment
@@ -159,15 +157,9 @@ def hold_needed(a: Arrays, path: AnyArray, checkpoint: int, position: int, floor
     segments, count = position // a.tokens.shape[1], 0
     for g in range(a.group.shape[0]):
         base, per_segment = a.group[g, COL_BASE], a.group[g, COLUMNS]
-        first, last = 0, 0
-        if a.group[g, RULE] == RULE_SNAPSHOT:
-            row = (position - 1) // a.tokens.shape[1]
-            if snapshot_needed(a, g, position):
-                first, last = row, row + 1
-        else:
-            first, last = first_block_needed(a, g, position), blocks_at(a, g, position)
-            if a.group[g, RULE] == RULE_PREFIX:
-                first = max(first, segments * per_segment)  # those of the checkpoint; the path protects the others
+        first, last = needed_blocks(a, g, position)
+        if a.group[g, RULE] == RULE_PREFIX:
+            first = max(first, segments * per_segment)  # those of the checkpoint; the path protects the others
         for block in range(first, last):
             row = block // per_segment
             c = base + block - row * per_segment
@@ -288,14 +280,7 @@ def release_all(a: Arrays, held: AnyArray) -> None:
 
 
 @jit
-def hold_items(a: Arrays, items: AnyArray, count: int) -> None:
-    """Hold the slots of ``items[:count]``, so that they stay while they are stored."""
-    for i in range(count):
-        hold(a, items[i, GROUP], items[i, SLOT])
-
-
-@jit
-def release_items(a: Arrays, items: AnyArray) -> None:
-    """What ``hold_items`` held."""
-    for i in range(len(items)):
-        release(a, items[i, GROUP], items[i, SLOT])
+def hold_all(a: Arrays, held: AnyArray) -> None:
+    """Hold ``held``: int32 [n, 2], group and global slot."""
+    for i in range(len(held)):
+        hold(a, held[i, 0], held[i, 1])

@@ -8,9 +8,8 @@ import numpy as np
 
 from kvloom.core import restoring
 from kvloom.core.arrays import Arrays
-from kvloom.core.fields import COL_BASE, RULE, RULE_PREFIX, RULE_SNAPSHOT, SLOT_BASE
+from kvloom.core.fields import COL_BASE, COLUMNS, SLOT_BASE
 from kvloom.core.restoring import GROUP, ITEM_COLUMNS, SLOT
-from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
 from kvloom.errors import InputError
 from kvloom.manager.inputs import checked_transfer
 from kvloom.plan import StoredObjects, TransferPlan
@@ -38,7 +37,7 @@ class Prompt:
 class _Open:
     plan: TransferPlan
     items: AnyArray
-    held: AnyArray  # of a load: what its boundary needs and the device has
+    held: AnyArray  # of a load: what its boundary needs and the device has; of a store: what it reads
     path: Int32Array
     end: int  # of a load: the last node, anchored; -1 for a store
 
@@ -47,7 +46,6 @@ class _Open:
         return self.end >= 0
 
 
-_NOTHING_HELD: AnyArray = np.empty((0, 2), dtype=np.int32)
 _NO_PATH: Int32Array = np.empty(0, dtype=np.int32)
 
 
@@ -77,8 +75,7 @@ class Transfers:
         if len(stored.row):
             known = (stored.group >= 0) & (stored.group < len(a.group)) & (stored.row >= 0) & (stored.row < rows)
             known &= (stored.grade >= 0) & (stored.grade <= int(Grade.CANONICAL)) & (stored.column >= 0)
-            columns = np.append(a.group[1:, COL_BASE], a.columns.shape[1]) - a.group[:, COL_BASE]
-            if not known.all() or (stored.column >= columns[stored.group]).any():
+            if not known.all() or (stored.column >= a.group[stored.group, COLUMNS]).any():
                 raise InputError("a colder tier names rows, groups, columns or grades that this model does not have")
             cold[stored.row, a.group[stored.group, COL_BASE] + stored.column] = stored.grade
         return cold
@@ -122,8 +119,10 @@ class Transfers:
         count = int(restoring.list_needed(a, prompt.path, checkpoint, cold, position, floor, True, items))
         if position == 0 or count == 0:
             return None
-        restoring.hold_items(a, items, count)
-        return self._issue(position, items[:count].copy(), _NOTHING_HELD, _NO_PATH, -1)
+        items = items[:count].copy()
+        held = items[:, [GROUP, SLOT]].copy()
+        restoring.hold_all(a, held)
+        return self._issue(position, items, held, _NO_PATH, -1)
 
     def _issue(self, position: int, items: AnyArray, held: AnyArray, path: Int32Array, end: int) -> TransferPlan:
         a = self._arrays
@@ -139,16 +138,9 @@ class Transfers:
         a = self._arrays
         needs = []
         for g, group in enumerate(a.group):
-            first_column = group[COL_BASE]
-            columns = (a.group[g + 1, COL_BASE] if g + 1 < len(a.group) else a.columns.shape[1]) - first_column
-            if group[RULE] == RULE_SNAPSHOT:
-                if snapshot_needed(a, g, position):
-                    needs.append((g, (position - 1) // a.tokens.shape[1], 0, 1))
-                continue
-            first = 0 if group[RULE] == RULE_PREFIX else int(first_block_needed(a, g, position))
-            count = int(blocks_at(a, g, position)) - first
-            if count > 0:
-                needs.append((g, first // columns, first % columns, count))
+            first, last = (int(block) for block in restoring.needed_blocks(a, g, position))
+            if last > first:
+                needs.append((g, first // group[COLUMNS], first % group[COLUMNS], last - first))
         return np.array(needs, dtype=np.int32).reshape(-1, 4)
 
     # ---------------------------------------------------------------- ending
@@ -168,7 +160,7 @@ class Transfers:
         """The objects were stored, or will not be."""
         opened = self._take(checked_transfer(plan), loads=False)
         if opened is not None:
-            restoring.release_items(self._arrays, opened.items)
+            restoring.release_all(self._arrays, opened.held)
 
     def _take(self, plan: TransferPlan, *, loads: bool) -> _Open | None:
         opened = self._open.get(plan.ticket)
@@ -187,9 +179,8 @@ class Transfers:
         """Every (group, global slot) hold, for the integrity check."""
         found = []
         for opened in self._open.values():
-            found += [(int(item[GROUP]), int(item[SLOT])) for item in opened.items]
-            found += [(int(group), int(slot)) for group, slot in opened.held]
-        return found
+            found += opened.held.tolist() + (opened.items[:, [GROUP, SLOT]].tolist() if opened.loads else [])
+        return [(group, slot) for group, slot in found]
 
     def nodes(self) -> list[int]:
         """Every node that a load anchors, for the integrity check."""
