@@ -24,7 +24,7 @@ from kvloom.manager.sequence import CachedSequence
 from kvloom.plan import Chain, StoredObjects, TransferPlan
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.tiers.disk import DiskStore, Fill, Found, Need, NewObject, PayloadForm, Places, Published, Unit
-from kvloom.tiers.disk.values import Result
+from kvloom.tiers.values import Result
 from kvloom.types import AnyArray, Grade, Int32Array, IntArray
 
 _TRIES = 4

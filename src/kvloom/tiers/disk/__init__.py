@@ -5,7 +5,7 @@ It stores and finds what it is told to and decides nothing about prefixes.  Ever
 
 from kvloom.tiers.disk.files import FileOps
 from kvloom.tiers.disk.store import DiskStore
-from kvloom.tiers.disk.values import (
+from kvloom.tiers.values import (
     Fill,
     Found,
     Need,

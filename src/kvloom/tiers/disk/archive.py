@@ -18,9 +18,7 @@ import numpy as np
 
 from kvloom.errors import FormatError, InputError, StoreError
 from kvloom.tiers.disk.format import (
-    DIGEST,
     HEADER,
-    MAX_PAYLOAD,
     PAGE,
     TYPE_ARCHIVE,
     TYPE_END,
@@ -38,7 +36,7 @@ from kvloom.tiers.disk.marks import Boundary, Snapshot, snapshot
 from kvloom.tiers.disk.rows import layout_id, layouts, nodes
 from kvloom.tiers.disk.runs import Run, object_headers, run_header
 from kvloom.tiers.disk.scanning import ScannedRun, read_run
-from kvloom.tiers.disk.values import Fill, Need, NewObject, PayloadForm, Places, Result, Unit
+from kvloom.tiers.values import DIGEST, MAX_PAYLOAD, Fill, Need, NewObject, PayloadForm, Places, Result, Unit
 from kvloom.types import AnyArray, Grade
 
 AT_ONCE = 16 << 20

@@ -15,7 +15,7 @@ from kvloom.tiers.disk.marks import live_bytes, mark, snapshot
 from kvloom.tiers.disk.rebuild import complete
 from kvloom.tiers.disk.rows import layouts
 from kvloom.tiers.disk.space import in_use
-from kvloom.tiers.disk.values import Places, Result
+from kvloom.tiers.values import Places, Result
 
 AT_ONCE = 256 << 20
 """Bytes between two reports of progress."""

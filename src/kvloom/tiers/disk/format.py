@@ -14,6 +14,7 @@ import numpy.typing as npt
 import xxhash
 
 from kvloom.errors import FormatError
+from kvloom.tiers.values import MAX_NODE_TOKENS, MAX_PAYLOAD
 from kvloom.types import AnyArray
 
 FORMAT = 1
@@ -21,11 +22,7 @@ MAGIC = b"KVLMREC1"
 PAGE = 4096
 ALIGN = 256
 HEADER = 256
-DIGEST = 32
-MAX_PAYLOAD = 1 << 30
-"""Bytes of the largest object."""
 MAX_MANIFEST = 1 << 28
-MAX_NODE_TOKENS = 1 << 20
 
 TYPE_EXTENT, TYPE_RUN, TYPE_OBJECT, TYPE_ARCHIVE, TYPE_END = 1, 2, 3, 4, 5
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvloom.tiers.disk.format import DIGEST, PLACE
+from kvloom.tiers.disk.format import PLACE
 from kvloom.tiers.disk.index import Index, IndexCorruptError
 from kvloom.tiers.disk.rows import PARAMETERS, NodeRow, every_node, layout_id, layouts, nodes
-from kvloom.tiers.disk.values import Digests, Found, Places, no_places
+from kvloom.tiers.values import DIGEST, Digests, Found, Places, no_places
 
 BATCH = 1024
 CHANGES_KEPT, CHANGES_STEP = 4096, 64
@@ -78,7 +78,7 @@ def _stack(parts: list[bytes]) -> Digests:
 
 def _places(layout: bytes, rows: list[NodeRow], at: list[int]) -> Places:
     if not rows:
-        return no_places(layout)
+        return no_places(layout, PLACE)
     counts = np.array([len(row.objects) for row in rows], np.int64)
     entries = np.concatenate([row.objects for row in rows]).astype(PLACE, copy=False)
     which = np.repeat(np.arange(len(rows)), counts)

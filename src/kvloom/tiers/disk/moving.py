@@ -18,8 +18,8 @@ from kvloom.tiers.disk.rows import layouts, nodes, put_node
 from kvloom.tiers.disk.runs import Run
 from kvloom.tiers.disk.sinks import Handing
 from kvloom.tiers.disk.space import Cap
-from kvloom.tiers.disk.values import NewObject, PayloadForm, Places, Result
 from kvloom.tiers.disk.writer import Writer
+from kvloom.tiers.values import NewObject, PayloadForm, Places, Result
 from kvloom.types import AnyArray, Grade
 
 AT_ONCE_BYTES = 16 << 20

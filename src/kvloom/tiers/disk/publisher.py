@@ -22,8 +22,8 @@ from kvloom.tiers.disk.reading import Reader
 from kvloom.tiers.disk.rows import layout_id
 from kvloom.tiers.disk.space import EXTENT_EXTRA, Cap, fits
 from kvloom.tiers.disk.sweeping import Sweeper
-from kvloom.tiers.disk.values import Outcome, Published, Unit
 from kvloom.tiers.disk.writer import NoRoomError, Writer
+from kvloom.tiers.values import Outcome, Published, Unit
 from kvloom.types import AnyArray
 
 TRIES = 4

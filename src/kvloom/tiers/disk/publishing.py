@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvloom.tiers.disk.format import DIGEST, HEADER, NEED, PLACE, BoundaryInfo, Manifest, NodeInfo
+from kvloom.tiers.disk.format import HEADER, NEED, PLACE, BoundaryInfo, Manifest, NodeInfo
 from kvloom.tiers.disk.index import Index, meta, row_sum, set_meta
 from kvloom.tiers.disk.lookups import What, note
 from kvloom.tiers.disk.reading import padded_lengths
 from kvloom.tiers.disk.rows import NodeRow, layout_id, nodes, put_node, with_objects
 from kvloom.tiers.disk.runs import Run
 from kvloom.tiers.disk.space import growth
-from kvloom.tiers.disk.values import Need, NewObject, Unit
+from kvloom.tiers.values import DIGEST, Need, NewObject, Unit
 from kvloom.types import AnyArray
 
 Stored = Mapping[bytes, NodeRow]

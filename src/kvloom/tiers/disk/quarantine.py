@@ -7,7 +7,7 @@ import numpy as np
 from kvloom.tiers.disk.index import Index
 from kvloom.tiers.disk.lookups import What, note
 from kvloom.tiers.disk.rows import layout_id, nodes, put_node, with_objects
-from kvloom.tiers.disk.values import Places
+from kvloom.tiers.values import Places
 from kvloom.types import AnyArray
 
 AT_ONCE = 64

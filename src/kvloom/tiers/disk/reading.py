@@ -20,7 +20,7 @@ from kvloom.tiers.disk.files import FileOps, aligned
 from kvloom.tiers.disk.format import ALIGN, CHECK_AT, HEADER, PAGE, padded
 from kvloom.tiers.disk.runs import object_headers
 from kvloom.tiers.disk.sinks import Sink, Stream
-from kvloom.tiers.disk.values import Places, ReadResult, Result
+from kvloom.tiers.values import Places, ReadResult, Result
 from kvloom.types import AnyArray, IntArray
 
 CHUNK = 2 << 20

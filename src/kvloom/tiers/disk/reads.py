@@ -16,7 +16,7 @@ from kvloom.tiers.disk.quarantine import quarantine
 from kvloom.tiers.disk.reading import Reader
 from kvloom.tiers.disk.rows import layout_id, nodes
 from kvloom.tiers.disk.sinks import Renumbered, Sink
-from kvloom.tiers.disk.values import Places, ReadResult, Result
+from kvloom.tiers.values import Places, ReadResult, Result
 from kvloom.types import AnyArray
 
 IO_ERRORS = 2

@@ -27,7 +27,7 @@ from kvloom.tiers.disk.format import (
     seal,
     stored_bytes,
 )
-from kvloom.tiers.disk.values import Fill, NewObject
+from kvloom.tiers.values import Fill, NewObject
 from kvloom.types import AnyArray
 
 CHUNK = 4 << 20

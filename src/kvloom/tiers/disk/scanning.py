@@ -13,7 +13,6 @@ import numpy as np
 from kvloom.errors import FormatError
 from kvloom.tiers.disk.format import (
     HEADER,
-    MAX_NODE_TOKENS,
     PAGE,
     PLACE,
     TYPE_EXTENT,
@@ -25,6 +24,7 @@ from kvloom.tiers.disk.format import (
     parse_header,
     stored_bytes,
 )
+from kvloom.tiers.values import MAX_NODE_TOKENS
 from kvloom.types import AnyArray, Grade
 
 FORMS = 3

@@ -33,6 +33,7 @@ from kvloom.tiers.disk.checking import (
 from kvloom.tiers.disk.directory import Directory
 from kvloom.tiers.disk.extents import Pins
 from kvloom.tiers.disk.files import FileOps
+from kvloom.tiers.disk.format import PLACE
 from kvloom.tiers.disk.health import Health
 from kvloom.tiers.disk.index import Index, meta, set_meta
 from kvloom.tiers.disk.lookups import Batch, Changes
@@ -44,7 +45,7 @@ from kvloom.tiers.disk.rebuild import Rebuilt, rebuild
 from kvloom.tiers.disk.sinks import Copying, Deliver, Handing
 from kvloom.tiers.disk.space import MINIMUM
 from kvloom.tiers.disk.sweeping import Swept
-from kvloom.tiers.disk.values import (
+from kvloom.tiers.values import (
     Digests,
     Found,
     Outcome,
@@ -195,7 +196,7 @@ class DiskStore:
             else:
                 self._reads.worked()
                 return replace(found, places=self._reading.visible(found.places))
-        return Found(nothing, nothing.copy(), no_places(layout))
+        return Found(nothing, nothing.copy(), no_places(layout, PLACE))
 
     def catalogue(self) -> Iterator[Batch]:
         """Everything that is stored, about a thousand nodes at a time.

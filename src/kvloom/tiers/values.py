@@ -1,19 +1,29 @@
-"""What goes in and comes out of the disk store: frozen values, checked where they are made."""
+"""What goes in and comes out of a cold tier: frozen values, checked where they are made."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvloom.errors import InputError
-from kvloom.tiers.disk.format import DIGEST, MAX_NODE_TOKENS, MAX_PAYLOAD, PLACE
 from kvloom.types import AnyArray, Grade
 
 Digests = npt.NDArray[np.uint8]
+
+DIGEST = 32
+"""Bytes of a digest."""
+MAX_PAYLOAD = 1 << 30
+"""Bytes of one object."""
+MAX_NODE_TOKENS = 1 << 20
+"""Tokens of one node."""
+
+OBJECT = np.dtype([("group", "<u4"), ("column", "<u4"), ("form", "u1"), ("grade", "u1"), ("length", "<u4")])
+"""What every tier says of an object; tiers add fields of their own, which only they read."""
 
 
 class PayloadForm(enum.IntEnum):
@@ -164,7 +174,7 @@ class Places:
     Attributes:
         layout: 32 bytes.
         digests: uint8 ``[m, 32]``, the node of every object.
-        entries: ``PLACE[m]``: group, column, form, grade, payload length, extent, offset, checksum.
+        entries: structured ``[m]``: the fields of ``OBJECT``, and what the tier itself adds to find the object again.
         rows: int64 ``[m]``, the row of the lookup's digests that every object belongs to.
     """
 
@@ -205,11 +215,14 @@ class Found:
         known: bool ``[n]``, whether the node is known.
         boundary: bool ``[n]``, whether a unit was published that ends there.
         places: of all objects of all known nodes.
+        tails: int32 ``[k, 2]``: (row, tokens) of units that end less than a segment behind a known node of the chain,
+            as far as the tier tells; row -1 is the root.
     """
 
     known: npt.NDArray[np.bool_]
     boundary: npt.NDArray[np.bool_]
     places: Places
+    tails: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 2), np.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +254,6 @@ def check_digests(digests: Digests) -> None:
         raise InputError(f"a digest has {DIGEST} bytes, not {digests.shape[1]}")
 
 
-def no_places(layout: bytes) -> Places:
-    """Nothing."""
-    return Places(layout, np.empty((0, DIGEST), np.uint8), np.empty(0, PLACE), np.empty(0, np.int64))
+def no_places(layout: bytes, dtype: np.dtype[Any] = OBJECT) -> Places:
+    """Nothing, with entries of ``dtype``."""
+    return Places(layout, np.empty((0, DIGEST), np.uint8), np.empty(0, dtype), np.empty(0, np.int64))

@@ -1,0 +1,66 @@
+"""What every cold tier is: host memory, disk, and whatever others put behind the device.
+
+A tier keeps prefix units under digests and brings their objects back, verified.  It decides nothing about prefixes.
+``kvloom.testing.conformance`` runs the same tests against any of them; ``docs/tiers.md`` shows how to write one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from kvloom.tiers.values import Digests, Found, Places, Published, ReadResult, Unit
+from kvloom.types import IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How full a tier is: ``bytes`` of everything that it holds, never above ``capacity``; objects and units."""
+
+    bytes: int
+    capacity: int
+    objects: int
+    units: int
+
+
+class Tier(Protocol):
+    """A cold tier.  All methods are thread-safe, and none raises for what the medium does."""
+
+    @property
+    def name(self) -> str:
+        """A short word for reports and metrics, such as ``"host"`` or ``"disk"``."""
+
+    def lookup(self, layout: bytes, digests: Digests) -> Found:
+        """What is there of a chain of nodes (uint8 ``[n, 32]``), for objects of this layout (32 bytes)."""
+
+    def read(
+        self,
+        places: Places,
+        into: npt.NDArray[np.uint8],
+        offsets: IntArray,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> ReadResult:
+        """Verify objects and put their payloads into ``into`` (uint8, contiguous) at ``offsets``.
+
+        Where one is not ``OK`` its region is as it was, or zero.  Nothing is written after the call ended.  ``stop`` is
+        asked now and then; what was not read then is ``STOPPED``.
+        """
+
+    def publish(self, unit: Unit) -> Published:
+        """Take a unit, whole or not at all: it is found only once all that its boundary needs is there."""
+
+    def touch(self, layout: bytes, digest: bytes) -> None:
+        """The unit that ends at this node was used."""
+
+    def clear(self, layout: bytes | None = None, root: bytes | None = None) -> int:
+        """Remove everything, or all of one namespace of one layout; returns how many units went."""
+
+    def usage(self) -> Usage:
+        """How full it is; cheap enough to be asked often."""
+
+    def close(self) -> None:
+        """Give everything back.  From now on nothing is found and nothing taken."""
