@@ -37,7 +37,7 @@ def test_d5_damaged_extents_are_misses(shop: Shop, family: str, every: int) -> N
         failed = engine.cold.stats.failed
         assert failed["integrity"] > 0
         assert set(failed) == {"integrity"}
-        assert engine.cold.store.activity().quarantined >= failed["integrity"]
+        assert engine.cold.tiers[0].activity().quarantined >= failed["integrity"]
     assert shop.once(family, ids) == len(ids) - 1, "what was computed again was stored again"
 
 
@@ -47,7 +47,7 @@ def test_c6_d5_one_damaged_object_costs_one_boundary(shop: Shop) -> None:
     assert shop.once("qwen3_next", ids) == 0
     with shop.engine("qwen3_next") as engine:
         chain = engine.manager.chain(np.array(ids[:-1], dtype=np.int32), extra_keys=keys_of(engine))
-        places = engine.cold.store.lookup(engine.manager.layout, chain.digests).places
+        places = engine.cold.tiers[0].lookup(engine.manager.layout, chain.digests).places
         snapshot = next(g for g, group in enumerate(engine.spec.groups) if group.is_snapshot)
         last = places.take((places.rows == len(chain.digests) - 1) & (places.entries["group"] == snapshot))
         assert len(last) == 1
@@ -223,7 +223,7 @@ def test_room_that_waits_for_the_disk_comes_back(shop: Shop) -> None:
 
 def test_d10_a_disk_that_hangs_is_not_waited_for(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Closing gives up after a while; requests were answered."""
-    monkeypatch.setattr("kvloom.adapters.cold.ColdTier.flush.__defaults__", (0.3,))
+    monkeypatch.setattr("kvloom.transfer.hierarchy.Hierarchy.close.__defaults__", (0.3,))
     shop.ops = ops = Waiting()
     engine = shop.engine("gpt_oss")
     ids = shop.ids()
@@ -239,4 +239,4 @@ def test_d10_a_disk_that_hangs_is_not_waited_for(shop: Shop, monkeypatch: pytest
     assert cold.flush(30)
     assert engine.manager.in_use() == 0
     assert cold.stats.stores + cold.stats.not_stored["hung"] > 0
-    cold.store.close()
+    cold.tiers[0].close()

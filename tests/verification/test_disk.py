@@ -17,12 +17,13 @@ pytest.importorskip("transformers")
 
 from tests.tiers.disk.faults import FailingOps  # noqa: E402
 
-from kvloom.adapters import cold as cold_module  # noqa: E402
-from kvloom.adapters.cold import ColdTier  # noqa: E402
 from kvloom.errors import StoreError  # noqa: E402
 from kvloom.manager import Manager  # noqa: E402
 from kvloom.testing.families import random_model, tiny_config  # noqa: E402
-from kvloom.tiers.disk import DiskStore, Result  # noqa: E402
+from kvloom.tiers.disk import DiskStore, NewObject, Result  # noqa: E402
+from kvloom.transfer.hierarchy import Hierarchy  # noqa: E402
+from kvloom.transfer.link import Link  # noqa: E402
+from kvloom.transfer.offers import Offer  # noqa: E402
 from kvloom.verification.report import Omission, Report, Verdict  # noqa: E402
 from kvloom.verification.verify import verify_model  # noqa: E402
 
@@ -102,19 +103,23 @@ def test_a_bit_that_was_wrong_when_it_was_stored(
     store: Callable[[], DiskStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its checksum is right: only the comparison with a cold run can tell."""
-    payload = ColdTier._payload
+    make_unit = Link.unit
 
-    def flipped(self: ColdTier, g: int, offset: int) -> Any:
-        fill = payload(self, g, offset)
+    def flipped(self: Link, *arguments: Any) -> Any:
+        unit = make_unit(self, *arguments)
+        names = [group.name for group in self._spec.groups]
 
-        def write(into: memoryview) -> None:
-            fill.write(into)
-            if self.spec.groups[g].name == "window.40":
-                into[1] ^= 1
+        def spoiled(item: NewObject) -> NewObject:
+            def write(into: memoryview) -> None:
+                item.payload.write(into)
+                if names[item.group] == "window.40":
+                    into[1] ^= 1
 
-        return replace(fill, write=write)
+            return replace(item, payload=replace(item.payload, write=write))
 
-    monkeypatch.setattr(ColdTier, "_payload", flipped)
+        return replace(unit, objects=tuple(map(spoiled, unit.objects)))
+
+    monkeypatch.setattr(Link, "unit", flipped)
     found = differs("gpt_oss", store)
     assert (found["kind"], found["group"], found["what"], found["size"]) == ("window", "window.40", "bytes", 1)
 
@@ -122,30 +127,30 @@ def test_a_bit_that_was_wrong_when_it_was_stored(
 def test_objects_that_were_read_into_each_others_slots(
     store: Callable[[], DiskStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order = cold_module._order
+    of_plan = Offer.of_plan
 
-    def swapped(plan: Any, places: Any) -> Any:
-        found = order(plan, places)
+    def swapped(self: Offer, plan: Any) -> Any:
+        tiers, index = of_plan(self, plan)
         blocks = np.flatnonzero(plan.group == 0)
-        found[blocks] = found[blocks[::-1]]
-        return found
+        index[blocks] = index[blocks[::-1]]
+        return tiers, index
 
-    monkeypatch.setattr(cold_module, "_order", swapped)
+    monkeypatch.setattr(Offer, "of_plan", swapped)
     found = differs("llama", store)
     assert (found["kind"], found["what"], found["position"]) == ("compressed", "bytes", 0)
 
 
 def test_state_that_is_found_and_not_read(store: Callable[[], DiskStore], monkeypatch: pytest.MonkeyPatch) -> None:
-    def unread(_self: ColdTier, plan: Any, _places: Any) -> Any:
-        return np.full(len(plan), Result.OK, np.uint8)
+    def unread(_self: Link, places: Any, *_: Any) -> Any:
+        return np.full(len(places), Result.OK, np.uint8)
 
-    monkeypatch.setattr(ColdTier, "_read", unread)
+    monkeypatch.setattr(Link, "_read", unread)
     found = differs("lfm3", store)
     assert found["what"] == "bytes"
 
 
 def test_a_store_that_is_never_asked(store: Callable[[], DiskStore], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ColdTier, "restore", lambda *_: 0)
+    monkeypatch.setattr(Hierarchy, "restore", lambda *_: None)
     found = differs("gpt_oss", store)
     assert (found["boundary"], found["what"], found["tensor"]) == (SEGMENT, "hit", "hit ends at 0")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,8 @@ from kvloom.config import format_size, parse_size
 from kvloom.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
-    from kvloom.adapters.cold import ColdTier
     from kvloom.tiers.disk import DiskStore
+    from kvloom.transfer.hierarchy import Hierarchy
 
 
 def store_size(store: Path | None, text: str | None) -> int | None:
@@ -42,18 +42,17 @@ def opened(directory: Path | None, capacity: int | None) -> Iterator[DiskStore |
         yield store
 
 
-def loaded(cold: ColdTier | None) -> int:
+def loaded(cold: Hierarchy | None) -> int:
     """Bytes that came from the store so far."""
     return 0 if cold is None else sum(cold.stats.bytes_loaded.values())
 
 
-def store_report(cold: ColdTier, directory: Path) -> dict[str, Any]:
+def store_report(cold: Hierarchy, store: DiskStore, kinds: Iterable[str]) -> dict[str, Any]:
     """What went to and came from the store, as JSON values."""
-    stats, doing = cold.stats, cold.store.activity()
-    kinds = dict.fromkeys(group.kind.name.lower() for group in cold.spec.groups)
+    stats, doing = cold.stats.tiers[store.name], store.activity()
     return {
-        "directory": str(directory),
-        "capacity_bytes": cold.store.capacity,
+        "directory": str(store.directory),
+        "capacity_bytes": store.capacity,
         "loads": stats.loads,
         "stores": stats.stores,
         "kinds": {

@@ -120,7 +120,7 @@ def _run(options: RunOptions, text: str, store: DiskStore | None) -> dict[str, A
             if not options.as_json:
                 print_answer(console, answer)
             _check_written(recorder)
-        tier = engine.cold
+        tiers = engine.cold
         engine.close()
         stats = engine.manager.stats()
         report["kinds"] = {
@@ -130,8 +130,8 @@ def _run(options: RunOptions, text: str, store: DiskStore | None) -> dict[str, A
         if recorder is not None:
             recorder.end(stats)
         report["store"] = None
-        if tier is not None and options.store is not None:
-            report["store"] = cold.store_report(tier, options.store)
+        if tiers is not None and store is not None:
+            report["store"] = cold.store_report(tiers, store, kind_rows(stats))
             if not options.as_json:
                 console.print(escape("\n".join(cold.store_lines(report["store"]))))
     return report

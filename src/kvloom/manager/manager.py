@@ -24,12 +24,14 @@ from kvloom.core.fields import (
     CLOCK,
     FIRST_CHECKPOINT,
     FIRST_CHILD,
+    FREE_PAGES,
     GRAVE_HEAD,
     PARENT,
     RULE,
     RULE_SNAPSHOT,
     SLOT_BASE,
     STATE,
+    USED,
 )
 from kvloom.core.geometry import fits, plan_geometry, smallest_arena, split_note
 from kvloom.core.handle import both_addresses
@@ -378,9 +380,14 @@ class Manager(Single):
         return plan
 
     def _load(self, root: int, ids: Int32Array, cold: AnyArray, floor: Grade) -> TransferPlan | None:
+        known, position = self._walk(root, ids, floor)
+        return self.transfers.load(self._prompt(ids, known), cold, position, floor.value)
+
+    def _walk(self, root: int, ids: Int32Array, floor: Grade) -> tuple[int, int]:
+        """How many segments of ``ids`` are known, in ``_path``, and how many tokens can be resumed."""
         limit = np.append(ids, ids[:1])  # a match never reuses the last token
         _, known, position, _, _ = calls.match_prompt(self.handle, root, limit, self.ids.top, floor.value, self._path)
-        return self.transfers.load(self._prompt(ids, known), cold, position, floor.value)
+        return int(known), int(position)
 
     def finish_load(self, plan: TransferPlan, good: AnyArray) -> None:
         """The load ended: ``good`` bool ``[len(plan)]`` says which objects arrived verified, and these are published.
@@ -410,6 +417,31 @@ class Manager(Single):
             self._path[k] = node
             node = int(self.arrays.trunk[node, PARENT])
         return self.transfers.store(self._prompt(tokens, depth), cold, grade_of(floor).value)
+
+    def plan_offload(
+        self,
+        tokens: AnyArray,
+        stored: StoredObjects,
+        *,
+        salt: bytes = b"",
+        extra_keys: Sequence[ExtraKey] = (),
+        floor: Grade = Grade.FAITHFUL,
+    ) -> TransferPlan | None:
+        """Like ``plan_store``, of what is cached of ``tokens`` whether or not a sequence holds it (any more).
+
+        Returns None when the tier lacks nothing, or nothing is cached.  Raises InputError like ``open``, and for
+        objects that the model does not have.
+        """
+        self.enter()
+        floor = grade_of(floor)
+        ids = self.ids.checked(tokens)
+        self.tick()
+        namespace = self._namespaces.get(self._name(salt, extra_keys))
+        cold = self.transfers.cold(-(-len(ids) // self.spec.segment_tokens), stored)
+        if namespace is None:
+            return None
+        known, _ = self._walk(namespace.root, ids, floor)
+        return self.transfers.store(self._prompt(ids, known), cold, floor.value)
 
     def finish_store(self, plan: TransferPlan) -> None:
         """The store ended, well or not; like ``finish_load``."""
@@ -533,6 +565,14 @@ class Manager(Single):
         """Bytes from which on a device tier holds a request of ``tokens`` tokens; the cap when it fits."""
         tokens = whole_number(tokens, "tokens")
         return self.cap if fits(self.spec, self.geometry, tokens) else smallest_arena(self.spec, tokens)
+
+    def fill(self) -> float:
+        """Share of the arena whose pages are in use, for cached state included."""
+        if self.geometry.static_split:
+            used = int((self.arrays.group[:, USED] * self.geometry.slot_bytes).sum())
+            return used / self.geometry.arena_bytes
+        pages = len(self.arrays.page)
+        return 1.0 - int(self.arrays.scalars[FREE_PAGES]) / pages
 
     def in_use(self) -> int:
         """Bytes of the slots that cannot be evicted now."""

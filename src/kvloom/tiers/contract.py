@@ -6,9 +6,9 @@ A tier keeps prefix units under digests and brings their objects back, verified.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,10 @@ class Tier(Protocol):
     @property
     def name(self) -> str:
         """A short word for reports and metrics, such as ``"host"`` or ``"disk"``."""
+
+    @property
+    def durable(self) -> bool:
+        """Whether what is published outlives the process."""
 
     def lookup(self, layout: bytes, digests: Digests) -> Found:
         """What is there of a chain of nodes (uint8 ``[n, 32]``), for objects of this layout (32 bytes)."""
@@ -64,3 +68,17 @@ class Tier(Protocol):
 
     def close(self) -> None:
         """Give everything back.  From now on nothing is found and nothing taken."""
+
+
+@runtime_checkable
+class HandsOn(Tier, Protocol):
+    """A tier whose units can be moved on to the next one before it evicts them.  Thread-safe, too."""
+
+    def coldest(self, n_bytes: int) -> Sequence[tuple[bytes, bytes]]:
+        """(layout, digest) of the units that would go next to free this many bytes, first the one that goes first."""
+
+    def hits(self, layout: bytes, digest: bytes) -> float:
+        """Decayed count of the uses of a unit; 0 when it was never used since it was published, or is not there."""
+
+    def unit(self, layout: bytes, digest: bytes) -> Unit | None:
+        """A unit as it can be published elsewhere, whole; None when it is not there (any more)."""

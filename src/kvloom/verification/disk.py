@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvloom.errors import StoreError
+from kvloom.tiers.disk import DiskStore
 from kvloom.types import Grade
 from kvloom.verification.bench import Bench, Resume
 from kvloom.verification.cold import canonical_chunks, single_tokens
@@ -49,8 +50,8 @@ def resume_from_disk(
     Raises StoreError when the store did not take everything.
     """
     bench = DiskBench(model, attach(), ids, seed, spread, report)
-    use = report.store = StoreUse(str(bench.engine.cold.store.directory))
-    cold = bench.engine.cold
+    cold, store = bench.engine.cold, _store_of(bench.engine)
+    use = report.store = StoreUse(str(store.directory))
     try:
         ends = _keep(bench)
         bench.engine.manager.check_integrity()
@@ -61,7 +62,7 @@ def resume_from_disk(
         reasons = ", ".join(f"{reason} {count}" for reason, count in cold.stats.not_stored.items())
         raise StoreError(
             f"{use.directory}: the store did not take everything ({reasons}), so nothing is known about resuming from "
-            f"it: {cold.store.activity().reason or 'use a larger --store-size'}"
+            f"it: {store.activity().reason or 'use a larger --store-size'}"
         )
     # Other tokens than before behind every boundary.
     bench = DiskBench(model, attach(), ids, seed + 1, spread, report)
@@ -70,6 +71,10 @@ def resume_from_disk(
         bench.engine.manager.check_integrity()
     finally:
         _close(bench, use)
+
+
+def _store_of(engine: Any) -> DiskStore:
+    return next(tier for tier in engine.cold.tiers if isinstance(tier, DiskStore))
 
 
 def _keep(bench: DiskBench) -> list[End]:
@@ -144,11 +149,11 @@ def _boundaries(bench: DiskBench) -> range:
 
 def _close(bench: DiskBench, use: StoreUse) -> None:
     """Close the engine, and report what its store did."""
-    cold, spec = bench.engine.cold, bench.spec
+    cold, store, spec = bench.engine.cold, _store_of(bench.engine), bench.spec
     bench.engine.close()
     use.stored = dict(Counter(use.stored) + cold.stats.bytes_stored)
     use.failed = dict(Counter(use.failed) + cold.stats.failed)
-    use.evicted += cold.store.activity().units_evicted
+    use.evicted += store.activity().units_evicted
     for name, objects in cold.stats.objects_loaded.items():
         group = spec.groups[spec.group_index(name)]
         for result in bench.report.results(group):

@@ -1,47 +1,38 @@
-"""``attach``: one model, one manager, one arena; sessions are opened on the engine that it returns."""
+"""``Engine``: one model, one manager, one arena, and the tiers behind it; sessions are opened on it."""
 
 from __future__ import annotations
 
 import hashlib
 import struct
-import threading
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
 
 import torch
-import transformers
 from transformers import PreTrainedModel
 
-from kvloom.adapters.cold import ROOM_PATIENCE, ColdTier
 from kvloom.adapters.transformers.block_table import CLOSED
 from kvloom.adapters.transformers.cache import LayerPlan
 from kvloom.adapters.transformers.device import Arena, make_arena
 from kvloom.adapters.transformers.hooks import ForwardHooks
 from kvloom.adapters.transformers.interrupts import whole
 from kvloom.adapters.transformers.layers import refuse
-from kvloom.adapters.transformers.probe import probe
 from kvloom.adapters.transformers.runner import Runner
 from kvloom.adapters.transformers.session import Session
 from kvloom.adapters.transformers.state import places
 from kvloom.adapters.transformers.tokens import to_tokens
 from kvloom.adapters.transformers.weights import device_name, weights_digest
-from kvloom.config import Device
-from kvloom.errors import CapacityError, ConfigError, InputError, SequenceError, UnsupportedError
-from kvloom.eviction import EvictionPolicy
+from kvloom.errors import CapacityError, InputError, SequenceError, UnsupportedError
 from kvloom.manager import Manager
-from kvloom.manager.events import Watch
 from kvloom.manager.inputs import checked_keys, grade_of
 from kvloom.manager.sequence import CachedSequence
-from kvloom.manager.watched import WatchedManager
 from kvloom.plan import CopyPlan
-from kvloom.spec.from_config import spec_from_config
 from kvloom.spec.model_spec import ModelSpec
-from kvloom.tiers.disk import DiskStore
+from kvloom.tiers.contract import Tier
+from kvloom.transfer.hierarchy import Hierarchy
+from kvloom.transfer.options import TransferOptions
 from kvloom.types import Grade, Int32Array
 
 ExtraKey = tuple[str, str | bytes | int]
@@ -62,11 +53,16 @@ class Engine:
         arena: every slot of every group, one storage.
         layers: how the layers of a cache are made.
         hooks: what sees the forwards of the model.
-        cold: the disk store behind the arena, or None.
+        cold: the tiers behind the arena, or None.
     """
 
     def __init__(
-        self, model: PreTrainedModel, spec: ModelSpec, manager: Manager, store: DiskStore | None = None
+        self,
+        model: PreTrainedModel,
+        spec: ModelSpec,
+        manager: Manager,
+        tiers: SequenceOf[Tier] = (),
+        options: TransferOptions | None = None,
     ) -> None:
         self.model = model
         self.spec = spec
@@ -74,7 +70,7 @@ class Engine:
         self.arena: Arena = make_arena(manager.geometry, spec, model.device)
         self.layers = LayerPlan(model.config, places(spec))
         self.hooks = ForwardHooks(model)
-        self.cold = None if store is None else ColdTier(manager, self.arena, store)
+        self.cold = Hierarchy(manager, self.arena, tiers, options) if tiers else None
         self._dropped: list[CachedSequence] = []
         self._weights = 0
         self._known_weights = ("", "")
@@ -149,8 +145,45 @@ class Engine:
         except CapacityError as error:
             if self.cold is None or not self.cold.waiting or error.never_fits:
                 raise
-            self.cold.flush(ROOM_PATIENCE)
+            self.cold.make_room()
         return ask()
+
+    @whole
+    def prefetch(
+        self,
+        token_ids: Any,
+        *,
+        salt: bytes = b"",
+        extra_keys: SequenceOf[ExtraKey] = (),
+        floor: Grade | str = Grade.FAITHFUL,
+    ) -> bool:
+        """Begin to bring the cached prefix of a prompt that waits to the device; whether something is under way.
+
+        Open the prompt with the same arguments when its turn comes.  What was brought holds its room until then, or
+        until somebody else needs it, or ``cancel_prefetch`` says that it will not come.  Without colder tiers, and
+        when too many are under way, it does nothing.
+
+        Raises InputError, SequenceError and WrongThreadError like ``open``.
+        """
+        tokens, names, worst = self._asked(token_ids, salt, extra_keys, floor)
+        return self.cold is not None and self.cold.prefetch(tokens, *names, worst)
+
+    @whole
+    def cancel_prefetch(self, token_ids: Any, *, salt: bytes = b"", extra_keys: SequenceOf[ExtraKey] = ()) -> None:
+        """Say that a prompt given to ``prefetch`` will not be opened.  Harmless for one that is not known."""
+        tokens, names, _ = self._asked(token_ids, salt, extra_keys, Grade.FAITHFUL)
+        if self.cold is not None:
+            self.cold.forget_ahead(tokens, *names)
+
+    def _asked(
+        self, token_ids: Any, salt: bytes, extra_keys: SequenceOf[ExtraKey], floor: Grade | str
+    ) -> tuple[Int32Array, Names, Grade]:
+        """What was asked for, checked, with the layout of the moment in the keys."""
+        self.require_open()
+        if not isinstance(salt, bytes):
+            raise InputError(f"salt must be bytes, not {type(salt).__name__}; encode it first")
+        keys = (*checked_keys(extra_keys), ("kvloom.abi", self._abi(self.seen())))
+        return self.checked(token_ids), (salt, keys), grade_of(floor)
 
     def keep_cold(self, sequence: CachedSequence, names: Names, made_by: str) -> None:
         """Store the end of a sequence that has just been kept resumable, where there is a store.
@@ -162,7 +195,7 @@ class Engine:
             if made_by == self.seen():
                 self.cold.keep(sequence, *names)
             else:
-                self.cold.stats.not_stored["model changed"] += 1
+                self.cold.stats.not_kept["model changed"] += 1
 
     def track(self, runner: Runner) -> Runner:
         """Remember to close the sequence of ``runner`` if it is dropped without ``close``."""
@@ -241,91 +274,10 @@ class Engine:
         return f"settings={settings} hooks={hooks} weights={self._weights} {weights.hexdigest()}"
 
     def _abi(self, seen: str) -> str:
-        """What ``seen`` says, as it becomes part of every key: with a store, the weights by their bytes."""
-        if self.cold is None:
+        """What ``seen`` says, as a part of every key: where it outlives the process, the weights by their bytes."""
+        if self.cold is None or not self.cold.outlives:
             return seen
         settings, _, weights = seen.partition(" weights=")
         if self._known_weights[0] != weights:
             self._known_weights = weights, weights_digest(self.model)
         return f"{settings} device={device_name(self.model.device)} weights={self._known_weights[1]}"
-
-
-def attach(
-    model: PreTrainedModel,
-    *,
-    device: int | str = "512MiB",
-    segment: int | None = None,
-    block_size: int = 128,
-    snapshot_interval: int | None = None,
-    max_sequences: int = 64,
-    policy: EvictionPolicy | str = "cost",
-    watch: Watch | None = None,
-    store: DiskStore | None = None,
-) -> Engine:
-    """Let kvloom manage the cached state of ``model``.
-
-    The model's own code is not changed: two forward hooks see calls that carry a session's cache, and do nothing
-    for others.  A few tokens are run once to check the spec against the state that the model really makes.
-
-    Args:
-        model: a causal language model on one device, in eval mode.
-        device: cap of the arena, in bytes or as ``"512MiB"``.  On a CPU it is host memory, touched when used.
-        segment: tokens per segment, a multiple of the LCM; also the canonical chunk.
-        block_size: tokens per block of ratio-1 groups.
-        snapshot_interval: tokens between recurrent snapshots, a multiple of the segment.
-        max_sequences: sessions that may be open at once.
-        policy: eviction policy: a name, or an ``EvictionPolicy``.
-        store: a disk store that outlives the process: prefixes are looked for there too, and ends of prompts and of
-            responses are kept there.  The engine closes it.  Not together with ``watch``.
-        watch: told every call that changes the manager, such as a ``kvloom.replay.recorder.Recorder``.
-
-    Raises:
-        SpecError: the model keeps state that is not understood.
-        ConfigError: an option is out of range, or more than the machine has.
-        CapacityError: the cap is smaller than the smallest request.
-        InputError: ``model`` is no transformers model.
-        UnsupportedError: training mode, a model on several devices or without weights, one that makes no logits, or
-            one that transformers itself cannot run on a cache; a store together with a watch.
-    """
-    _check_model(model)
-    if model.training:
-        raise UnsupportedError("the model is in training mode, so its state is random; call model.eval() first")
-    if watch is not None and store is not None:
-        raise UnsupportedError("what comes from a store cannot be recorded; give attach either a store or a watch")
-    if store is not None and not isinstance(store, DiskStore):
-        raise InputError(f"store must be a DiskStore, as DiskStore.open makes it, not {type(store).__name__}")
-    config = model.config.get_text_config(decoder=True)
-    dtype = str(model.dtype).removeprefix("torch.")
-    tier = Device(device)
-    options = {"block_size": block_size, "segment": segment, "snapshot_interval": snapshot_interval}
-    spec = probe(model, spec_from_config(config, dtype=dtype, **options))  # type: ignore[arg-type]
-    versions = (("torch", torch.__version__), ("transformers", transformers.__version__))
-    spec = replace(spec, identity=tuple(sorted((*spec.identity, *versions))))
-    make = Manager if watch is None else partial(WatchedManager, watch=watch)
-    try:
-        manager = make(spec, [tier], policy=policy, max_sequences=max_sequences, thread_id=threading.get_ident)
-        return Engine(model, spec, manager, store)
-    except (MemoryError, OSError) as error:
-        raise ConfigError(
-            f"this machine cannot give a device tier of {tier.size} bytes with {max_sequences} sequences ({error}); "
-            "use a smaller size, or fewer sequences"
-        ) from error
-
-
-def _check_model(model: object) -> None:
-    """Refuse what is no causal language model on one device; nothing of it has run yet."""
-    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
-        raise InputError(
-            f"attach takes a loaded transformers model, not {type(model).__name__}; "
-            "use AutoModelForCausalLM.from_pretrained(...).eval()"
-        )
-    if isinstance(model, PreTrainedModel) and not model.can_generate():
-        raise UnsupportedError(f"{type(model).__name__} makes no logits of next tokens; attach a causal language model")
-    devices = {p.device for p in model.parameters()}
-    if len(devices) > 1:
-        raise UnsupportedError(
-            f"the model is on several devices ({', '.join(sorted(map(str, devices)))}), but kvloom has one arena; "
-            "move the model to one device"
-        )
-    if any(device.type == "meta" for device in devices):
-        raise UnsupportedError("the model is on the device meta, so it has no weights; load it to a real device")

@@ -131,6 +131,16 @@ class DiskStore:
         self._publisher.sweeper.collect(index)
 
     @property
+    def name(self) -> str:
+        """``disk``."""
+        return "disk"
+
+    @property
+    def durable(self) -> bool:
+        """True."""
+        return True
+
+    @property
     def directory(self) -> Path:
         """Where it is, absolute."""
         return self._directory.path

@@ -1,0 +1,129 @@
+"""``attach``: a model, a manager and an arena become an engine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from kvloom.adapters.transformers.engine import Engine
+from kvloom.adapters.transformers.probe import probe
+from kvloom.config import Device, parse_size
+from kvloom.errors import ConfigError, InputError, UnsupportedError
+from kvloom.eviction import EvictionPolicy
+from kvloom.manager import Manager
+from kvloom.manager.events import Watch
+from kvloom.manager.watched import WatchedManager
+from kvloom.spec.from_config import spec_from_config
+from kvloom.tiers.contract import Tier
+from kvloom.tiers.disk import DiskStore
+from kvloom.transfer.options import TransferOptions
+
+
+def attach(
+    model: PreTrainedModel,
+    *,
+    device: int | str = "512MiB",
+    segment: int | None = None,
+    block_size: int = 128,
+    snapshot_interval: int | None = None,
+    max_sequences: int = 64,
+    policy: EvictionPolicy | str = "cost",
+    watch: Watch | None = None,
+    host: int | str | None = None,
+    store: DiskStore | None = None,
+    tiers: Sequence[Tier] = (),
+    transfers: TransferOptions | None = None,
+) -> Engine:
+    """Let kvloom manage the cached state of ``model``.
+
+    The model's own code is not changed: two forward hooks see calls that carry a session's cache, and do nothing
+    for others.  A few tokens are run once to check the spec against the state that the model really makes.
+
+    Args:
+        model: a causal language model on one device, in eval mode.
+        device: cap of the arena, in bytes or as ``"512MiB"``.  On a CPU it is host memory, touched when used.
+        segment: tokens per segment, a multiple of the LCM; also the canonical chunk.
+        block_size: tokens per block of ratio-1 groups.
+        snapshot_interval: tokens between recurrent snapshots, a multiple of the segment.
+        max_sequences: sessions that may be open at once.
+        policy: eviction policy: a name, or an ``EvictionPolicy``.
+        watch: told every call that changes the manager, such as a ``kvloom.replay.recorder.Recorder``.
+        host: cap of a host memory tier behind the device, in bytes or as ``"4GiB"`` (pinned when the device is a GPU).
+        store: a disk store that outlives the process, behind the host tier.
+        tiers: other cold tiers, nearest first, behind these two; see ``docs/tiers.md``.
+        transfers: when and how state moves between the tiers.
+
+    Prefixes are looked for in all tiers, and ends of prompts and of responses are kept there.  The engine closes the
+    tiers.  They cannot be used together with ``watch``.
+
+    Raises:
+        SpecError: the model keeps state that is not understood.
+        ConfigError: an option is out of range, or more than the machine has.
+        CapacityError: the cap is smaller than the smallest request.
+        InputError: ``model`` is no transformers model.
+        UnsupportedError: training mode, a model on several devices or without weights, one that makes no logits, or
+            one that transformers itself cannot run on a cache; tiers together with a watch.
+    """
+    _check_model(model)
+    if model.training:
+        raise UnsupportedError("the model is in training mode, so its state is random; call model.eval() first")
+    if watch is not None and (store is not None or host is not None or tiers):
+        raise UnsupportedError("what comes from a colder tier cannot be recorded; give attach either tiers or a watch")
+    if store is not None and not isinstance(store, DiskStore):
+        raise InputError(f"store must be a DiskStore, as DiskStore.open makes it, not {type(store).__name__}")
+    config = model.config.get_text_config(decoder=True)
+    dtype = str(model.dtype).removeprefix("torch.")
+    tier = Device(device)
+    options = {"block_size": block_size, "segment": segment, "snapshot_interval": snapshot_interval}
+    spec = probe(model, spec_from_config(config, dtype=dtype, **options))  # type: ignore[arg-type]
+    versions = (("torch", torch.__version__), ("transformers", transformers.__version__))
+    spec = replace(spec, identity=tuple(sorted((*spec.identity, *versions))))
+    make = Manager if watch is None else partial(WatchedManager, watch=watch)
+    try:
+        manager = make(spec, [tier], policy=policy, max_sequences=max_sequences, thread_id=threading.get_ident)
+        behind = [] if host is None else [_host_tier(parse_size(host), model.device)]
+        return Engine(model, spec, manager, [*behind, *([] if store is None else [store]), *tiers], transfers)
+    except (MemoryError, OSError) as error:
+        raise ConfigError(
+            f"this machine cannot give a device tier of {tier.size} bytes with {max_sequences} sequences ({error}); "
+            "use a smaller size, or fewer sequences"
+        ) from error
+
+
+def _check_model(model: object) -> None:
+    """Refuse what is no causal language model on one device; nothing of it has run yet."""
+    if not isinstance(model, torch.nn.Module) or not hasattr(model, "config"):
+        raise InputError(
+            f"attach takes a loaded transformers model, not {type(model).__name__}; "
+            "use AutoModelForCausalLM.from_pretrained(...).eval()"
+        )
+    if isinstance(model, PreTrainedModel) and not model.can_generate():
+        raise UnsupportedError(f"{type(model).__name__} makes no logits of next tokens; attach a causal language model")
+    devices = {p.device for p in model.parameters()}
+    if len(devices) > 1:
+        raise UnsupportedError(
+            f"the model is on several devices ({', '.join(sorted(map(str, devices)))}), but kvloom has one arena; "
+            "move the model to one device"
+        )
+    if any(device.type == "meta" for device in devices):
+        raise UnsupportedError("the model is on the device meta, so it has no weights; load it to a real device")
+
+
+def _host_tier(capacity: int, device: torch.device) -> Tier:
+    from kvloom.tiers.host import HostStore
+
+    return HostStore(capacity, pinned if device.type == "cuda" else None)
+
+
+def pinned(n_bytes: int) -> npt.NDArray[np.uint8]:
+    """Host memory that a GPU can copy to and from on its own, uint8 ``[n_bytes]``."""
+    memory: npt.NDArray[np.uint8] = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+    return memory

@@ -1,0 +1,378 @@
+"""``Hierarchy``: one manager's device arena and the cold tiers behind it, nearest first.
+
+The manager decides what moves; this joins its plans with the bytes.  A load comes before the request that waits for
+it, a prefetch before the request itself; stores go on behind requests while their slots are held.  Nothing that a tier
+does stops a request: what cannot be found, read or stored is counted and computed again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvloom.core.namespace import ExtraKey
+from kvloom.manager import Manager
+from kvloom.manager.sequence import CachedSequence
+from kvloom.plan import Chain, Limit, TransferPlan
+from kvloom.tiers.contract import HandsOn, Tier
+from kvloom.tiers.values import Places, Published, Result
+from kvloom.transfer.demotion import Demotion
+from kvloom.transfer.lanes import Job, Urgency
+from kvloom.transfer.link import Link
+from kvloom.transfer.loading import Load
+from kvloom.transfer.memory import SlotMemory
+from kvloom.transfer.offers import Offer, joined, make_offer, objects_of
+from kvloom.transfer.options import Admission, TransferOptions
+from kvloom.transfer.stats import TransferStats
+from kvloom.types import Grade, Int32Array, Reason
+
+_TRIES = 4
+"""Loads for one request: after one that did not arrive whole, what is left is tried."""
+MOST_PENDING = 4096
+"""Ends of sequences that are remembered to be copied once the device fills."""
+CLOSE_PATIENCE, ROOM_PATIENCE = 60.0, 2.0
+"""Seconds that closing, and a request without room, wait at most for what is being stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """An end of a sequence that was kept resumable."""
+
+    tokens: Int32Array
+    salt: bytes
+    extra_keys: tuple[ExtraKey, ...]
+    reused: bool
+
+
+class Hierarchy:
+    """Belongs to the manager's thread.
+
+    Args:
+        memory: of the device arena.
+        tiers: cold tiers, nearest first; ``close`` closes them.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        memory: SlotMemory,
+        tiers: Sequence[Tier],
+        options: TransferOptions | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._manager, self._memory, self._clock = manager, memory, clock
+        self.options = options or TransferOptions()
+        self.links = [Link(tier, memory, manager.spec, manager.geometry, self.options, clock) for tier in tiers]
+        self.stats = TransferStats({link.tier.name: link.stats for link in self.links})
+        self._pending: OrderedDict[bytes, _End] = OrderedDict()
+        self._stores: deque[tuple[Link, TransferPlan, Job[Published]]] = deque()
+        self._ahead: OrderedDict[bytes, Load] = OrderedDict()
+        self._late: list[Load] = []
+        self.limits: list[Limit] = []
+        """Of the last ``restore``: what a tier has, but not good enough."""
+
+    @property
+    def tiers(self) -> list[Tier]:
+        """Nearest first."""
+        return [link.tier for link in self.links]
+
+    @property
+    def outlives(self) -> bool:
+        """Whether a tier outlives the process."""
+        return any(link.tier.durable for link in self.links)
+
+    # ---------------------------------------------------------------- loading
+
+    def restore(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade) -> None:
+        """Bring to the device what lets a prompt resume further on.
+
+        ``tokens``: the whole prompt.  Call it right before ``Manager.open``.
+        """
+        self.collect()
+        self.limits = []
+        if len(tokens) < 2:
+            return
+        chain = self._manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)
+        ends = self._clock() + self.options.load_deadline_s
+        ahead = self._ahead.pop(_name(chain), None)
+        if ahead is not None:
+            ahead.hasten(self.options.load_deadline_s)
+            if not self._end(ahead, ends):
+                return
+            self.stats.prefetch_used += 1
+        for _ in range(_TRIES):  # damaged objects are not found again, but something shorter may be
+            load = self._begin(chain, salt, extra_keys, floor, Urgency.LOAD, ends - self._clock())
+            if load is None or not self._end(load, ends):
+                break
+
+    def prefetch(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade) -> bool:
+        """Begin to bring what ``restore`` will want for a prompt that waits; whether something is under way.
+
+        What arrives holds its room until the prompt is opened, ``forget_ahead`` is called, or somebody needs the room.
+        """
+        self.collect()
+        if len(tokens) < 2 or len(self._ahead) >= self.options.most_prefetches:
+            return False
+        chain = self._manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)
+        name = _name(chain)
+        if name not in self._ahead:
+            load = self._begin(chain, salt, extra_keys, floor, Urgency.PREFETCH, None)
+            if load is None:
+                return False
+            self._ahead[name] = load
+            self.stats.prefetched += 1
+        return True
+
+    def forget_ahead(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey]) -> None:
+        """The prompt of a prefetch is not going to be opened."""
+        if len(tokens) < 2:
+            return
+        load = self._ahead.pop(_name(self._manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)), None)
+        if load is not None:
+            load.cancel()
+            self._late.append(load)
+            self.collect()
+
+    def _begin(
+        self,
+        chain: Chain,
+        salt: bytes,
+        extra_keys: Sequence[ExtraKey],
+        floor: Grade,
+        urgency: Urgency,
+        within: float | None,
+    ) -> Load | None:
+        """Plan and begin the best load for a chain, or for an earlier end within it; None when nothing helps."""
+        found, tails = self._find(chain)
+        for end in self._ends_within(chain, tails, salt, extra_keys):
+            shorter, _ = self._find(end)
+            load = self._plan(end, make_offer(shorter, floor), salt, extra_keys, floor, urgency, within)
+            if load is not None:
+                return load
+        return self._plan(chain, make_offer(found, floor), salt, extra_keys, floor, urgency, within)
+
+    def _plan(
+        self,
+        chain: Chain,
+        offer: Offer,
+        salt: bytes,
+        extra_keys: Sequence[ExtraKey],
+        floor: Grade,
+        urgency: Urgency,
+        within: float | None,
+    ) -> Load | None:
+        self._note_limits(chain, offer, floor)
+        if not len(offer):
+            return None
+        manager = self._manager
+        plan = manager.plan_load(chain.tokens, offer.stored, salt=salt, extra_keys=extra_keys, floor=floor)
+        if plan is None:
+            return None
+        return Load.begin(manager, self.links, chain, plan, offer, urgency, within)
+
+    def _find(self, chain: Chain) -> tuple[list[Places | None], set[tuple[int, int]]]:
+        """The places of a chain in every tier, and the (row, tokens) of shorter ends behind its segments."""
+        places: list[Places | None] = []
+        tails: set[tuple[int, int]] = set()
+        for link in self.links:
+            found = link.find(self._manager.layout, chain)
+            places.append(found.places if len(found.places) else None)
+            tails.update(map(tuple, found.tails.tolist()))
+        return places, tails
+
+    def _ends_within(
+        self, chain: Chain, tails: set[tuple[int, int]], salt: bytes, extra_keys: Sequence[ExtraKey]
+    ) -> list[Chain]:
+        """Chains that stop at ends within this one which a tier may know, the longest first."""
+        lengths = {(row + 1) * chain.segment + tokens for row, tokens in tails}
+        reached = len(chain.tokens)
+        return [
+            self._manager.chain(chain.tokens[:length], salt=salt, extra_keys=extra_keys)
+            for length in sorted((length for length in lengths if length < reached), reverse=True)[:_TRIES]
+        ]
+
+    def _end(self, load: Load, ends_at: float) -> bool:
+        """Wait for a load and publish it; whether another one may do better (False: it was late, or all arrived)."""
+        if not load.wait(ends_at, self._clock()):
+            load.cancel()
+            self._late.append(load)
+            self.stats.late += 1
+            return False
+        results = load.finish(self._manager)
+        if not results.any():
+            load.touch(self._manager.layout)
+            return False
+        # What a device cannot read now it may read later; it is not asked again at once.
+        return not np.isin(results, (Result.IO_ERROR, Result.STOPPED)).any()
+
+    def _note_limits(self, chain: Chain, offer: Offer, floor: Grade) -> None:
+        for link, places in zip(self.links, offer.places, strict=True):
+            if places is None:
+                continue
+            low = places.entries["grade"] < int(floor)
+            for g in np.unique(places.entries["group"][low]).tolist():
+                row = int(places.rows[low & (places.entries["group"] == g)].min())
+                spec = self._manager.spec.groups[g]
+                limit = Limit(Reason.GRADE, row * chain.segment, link.tier.name, spec.kind, spec.name)
+                if limit not in self.limits:
+                    self.limits.append(limit)
+
+    # ---------------------------------------------------------------- storing
+
+    def keep(self, sequence: CachedSequence, salt: bytes, extra_keys: Sequence[ExtraKey]) -> None:
+        """The present end of a sequence has just been kept resumable: store it where it is to be, now or later.
+
+        Returns at once; the bytes are read from the slots later, in another thread.
+        """
+        tokens = sequence.tokens
+        if not len(tokens):
+            return
+        self.collect()
+        chain = self._manager.chain(tokens, salt=salt, extra_keys=extra_keys)
+        end = _End(tokens.copy(), salt, tuple(extra_keys), sequence.reused > 0)
+        for number, link in enumerate(self.links):
+            if self._waits(number):
+                self._remember(chain, end)
+            elif number == 0 or self.options.admission is Admission.ALWAYS or end.reused:
+                self._store(link, chain, end)
+        self._offload()
+
+    def _waits(self, number: int) -> bool:
+        """Whether a tier gets ends only once the device fills: what does not outlive the process is no hurry."""
+        return number == 0 and not self.links[0].tier.durable
+
+    def _remember(self, chain: Chain, end: _End) -> None:
+        name = _name(chain)
+        self._pending[name] = end
+        self._pending.move_to_end(name)
+        if len(self._pending) > MOST_PENDING:
+            self._pending.popitem(last=False)
+            self.stats.not_kept["forgotten"] += 1
+
+    def _offload(self) -> None:
+        """Copy the ends used longest ago to the nearest tier, while the device is fuller than it should be."""
+        while self._pending and self._manager.fill() >= self.options.gpu_watermark:
+            name, end = next(iter(self._pending.items()))
+            chain = self._manager.chain(end.tokens, salt=end.salt, extra_keys=end.extra_keys)
+            if not self._store(self.links[0], chain, end):
+                return  # the lane is full: later
+            del self._pending[name]
+
+    def _store(self, link: Link, chain: Chain, end: _End) -> bool:
+        """Begin to store the units of an end that a tier lacks; False when the lane has no room."""
+        manager = self._manager
+        if len(self._stores) >= self.options.most_stores * len(self.links):
+            self.stats.not_kept["busy"] += link.tier.durable
+            return False
+        stored = objects_of(link.find(manager.layout, chain).places)
+        for floor in (Grade.CANONICAL, Grade.FAITHFUL, Grade.APPROXIMATE):
+            plan = manager.plan_offload(chain.tokens, stored, salt=end.salt, extra_keys=end.extra_keys, floor=floor)
+            if plan is None:
+                continue
+            self._memory.settle()
+            unit = link.unit(manager.layout, chain, plan, [each.reading for each in self.links])
+            job = link.store(unit, self._after_store(link))
+            if job is None:
+                manager.finish_store(plan)
+                link.stats.not_stored["busy"] += 1
+                return False
+            self._stores.append((link, plan, job))
+            stored = joined(stored, plan)
+        return True
+
+    def _after_store(self, link: Link) -> Callable[[], None]:
+        """What a lane does after a publication: move what is coldest in its tier on to the next one."""
+        number = self.links.index(link)
+        tier = link.tier
+        if number + 1 == len(self.links) or not isinstance(tier, HandsOn):
+            return lambda: None
+        return Demotion(tier, self.links[number + 1], self.options).run
+
+    def collect(self) -> None:
+        """Let go of the slots of what has ended, and begin what waits."""
+        for _ in range(len(self._stores)):
+            link, plan, job = self._stores.popleft()
+            if not job.done:
+                self._stores.append((link, plan, job))
+                continue
+            self._manager.finish_store(plan)
+            link.count_store(plan, job)
+        late, self._late = self._late, []
+        for load in late:
+            if load.done:
+                load.finish(self._manager)
+            else:
+                self._late.append(load)
+        self._offload()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether transfers hold slots that they will let go of."""
+        return bool(self._stores or self._late or self._ahead)
+
+    def make_room(self) -> None:
+        """Somebody needs room: give up what was fetched ahead, and wait a little for what is being stored."""
+        self._drop_ahead()
+        self.flush(ROOM_PATIENCE)
+
+    def flush(self, patience_s: float = CLOSE_PATIENCE) -> bool:
+        """Wait until everything that is being moved is, but not longer; whether nothing holds slots any more."""
+        ends = self._clock() + patience_s
+        while self._stores or self._late:
+            for _, _, job in self._stores:
+                job.wait(max(0.0, ends - self._clock()))
+            for load in self._late:
+                load.wait(ends, self._clock())
+            self.collect()
+            if self._clock() >= ends:
+                break
+        return not (self._stores or self._late)
+
+    def close(self, patience_s: float = CLOSE_PATIENCE) -> None:
+        """Store what is to outlive the process, then close the tiers.
+
+        A tier that hangs is left to itself after a while, and what waits for it is lost.
+        """
+        ends = self._clock() + patience_s
+        self._drop_ahead()
+        self.flush(patience_s)
+        for number, link in enumerate(self.links):
+            if link.tier.durable:
+                self._keep_for_good(number, link, ends)
+                break
+        for link in self.links:
+            left = max(0.0, ends - self._clock())
+            if link.reading.close(left) and link.writing.close(left):
+                link.tier.close()
+        for link, plan, job in self._stores:
+            link.count_store(plan, job)
+
+    def _keep_for_good(self, number: int, link: Link, ends: float) -> None:
+        """Store in the first tier that outlives the process what only the device and the tier before have."""
+        for end in self._pending.values():
+            chain = self._manager.chain(end.tokens, salt=end.salt, extra_keys=end.extra_keys)
+            while not self._store(link, chain, end) and self.flush(ends - self._clock()):
+                pass
+        self.flush(ends - self._clock())
+        self._pending.clear()
+        before = self.links[number - 1].tier if number else None
+        if isinstance(before, HandsOn):
+            Demotion(before, link, self.options).run_all(max(0.0, ends - self._clock()))
+
+    def _drop_ahead(self) -> None:
+        """Give up what was fetched ahead and not asked for."""
+        while self._ahead:
+            _, load = self._ahead.popitem(last=False)
+            load.cancel()
+            self._late.append(load)
+        self.collect()
+
+
+def _name(chain: Chain) -> bytes:
+    name: bytes = chain.digests[-1].tobytes()
+    return name

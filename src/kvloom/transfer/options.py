@@ -1,0 +1,50 @@
+"""How bytes are to move between the device and its cold tiers."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from kvloom.errors import ConfigError
+
+
+class Admission(enum.StrEnum):
+    """Which ends of sequences a tier behind the nearest one is told of."""
+
+    ALWAYS = "always"
+    """Every one, when it is kept: nothing is lost with the process."""
+    REUSED = "reused"
+    """Those of prefixes that were used again, when they were or when the tier before lets go of them: what is used once
+    is not written to flash.  What is left is written when the engine closes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransferOptions:
+    """Attributes:
+    gpu_watermark: share of the device tier above which ends of sequences are copied to the nearest cold tier that does
+        not outlive the process.
+    prefetch_window: blocks of every group that a prefetch reads at a time before it looks for something more urgent.
+    admission: see ``Admission``.
+    load_deadline_s: seconds that a request waits for its prefix at most, before anything better is known.
+    host_mark: share of a tier above which what is coldest there is moved to the next one.
+    most_stores: ends of sequences that may wait to be stored in one tier; others come later, or not at all.
+    most_prefetches: prefetches that may be under way.
+    """
+
+    gpu_watermark: float = 0.8
+    prefetch_window: int = 3
+    admission: Admission = Admission.ALWAYS
+    load_deadline_s: float = 30.0
+    host_mark: float = 0.9
+    most_stores: int = 8
+    most_prefetches: int = 16
+
+    def __post_init__(self) -> None:
+        for name in ("gpu_watermark", "host_mark"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ConfigError(f"{name} {getattr(self, name)} is no share; use a number above 0 and up to 1")
+        for name in ("prefetch_window", "most_stores", "most_prefetches"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} {getattr(self, name)} is too small; use at least 1")
+        if not self.load_deadline_s > 0:
+            raise ConfigError(f"load_deadline_s {self.load_deadline_s} leaves no time to load; use more than 0 seconds")
