@@ -129,10 +129,11 @@ class CacheConfig(_Section):
 
     Attributes:
         block_size: tokens per block of ratio-1 groups.
-        gpu_watermark: share of the device tier above which background offload starts.
-        prefetch_window: blocks that are fetched ahead.
+        gpu_watermark: share of the device tier above which background offload to the host tier starts.
+        prefetch_window: blocks of every group that a prefetch reads at a time.
         compression: the cold form.
         device: cap of the device tier in bytes.
+        host: cap of the host tier in bytes; None: there is none.
         floor: worst grade that a session accepts, unless it says otherwise.
     """
 
@@ -141,6 +142,7 @@ class CacheConfig(_Section):
     prefetch_window: Annotated[int, Field(ge=0)] = 3
     compression: Compression = Compression()
     device: Annotated[int, BeforeValidator(parse_size)] = 512 * 1024**2
+    host: Annotated[int | None, BeforeValidator(lambda v: None if v is None else parse_size(v))] = None
     floor: Annotated[Grade | None, BeforeValidator(lambda v: parse_grade(v) if isinstance(v, str) else v)] = None
 
     @property
@@ -156,13 +158,11 @@ class CacheConfig(_Section):
         return (Device(self.device),)
 
     def notices(self) -> list[str]:
-        """What this version says once about settings that were given: no effect yet, or a changed default."""
+        """What is said once about settings that were given: no effect, or a changed default."""
         given = self.model_fields_set
         said = []
-        if "gpu_watermark" in given:
-            said.append("gpu_watermark has no effect yet: nothing is offloaded in the background in this version")
-        if "prefetch_window" in given:
-            said.append("prefetch_window has no effect yet: nothing is fetched ahead in this version")
+        if "gpu_watermark" in given and self.host is None:
+            said.append("gpu_watermark has no effect without a host tier to offload to; set host, such as host: 4GiB")
         if self.compression.enabled:
             said.append("compression has no effect yet: objects have no cold form in this version")
             if self.compression.method == "fp8" and self.floor is None:

@@ -130,7 +130,7 @@ def test_a_recording_does_not_cover_a_store(invoke, model_dir: Path, document: P
     asked = ["run", "--model", model_dir, "--document", document, *QUESTION, "--record", file, "--store", store]
     done = invoke(*asked)
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
-    assert "give either --record or --store" in done.stderr
+    assert "cannot be recorded; give --record, or --host and --store" in done.stderr
     assert not file.exists()
     assert not store.exists()
     model = AutoModelForCausalLM.from_pretrained(model_dir)

@@ -116,6 +116,9 @@ def run(
     document: Annotated[Path, typer.Option(help="UTF-8 text file that the questions are about.")],
     question: Annotated[list[str], typer.Option(help="A question; repeat the option for more.")],
     device: Device = None,
+    host: Annotated[
+        str | None, typer.Option(help="Cap of a host memory tier behind the device, such as 4GiB (default: none).")
+    ] = None,
     floor: Annotated[
         str | None, typer.Option(help="Worst grade of reused state: canonical, faithful or approximate.")
     ] = None,
@@ -143,7 +146,7 @@ def run(
     from kvloom.cli.run import RunOptions, run_command
     from kvloom.cli.settings import load_settings
 
-    settings = load_settings(config, {"device": device, "floor": floor, "block_size": block_size})
+    settings = load_settings(config, {"device": device, "host": host, "floor": floor, "block_size": block_size})
     options = RunOptions(
         model=model,
         document=document,

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvloom.cli.streams import say
-from kvloom.config import format_size, parse_size
+from kvloom.config import CacheConfig, format_size, parse_size
 from kvloom.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from kvloom.tiers.disk import DiskStore
     from kvloom.transfer.hierarchy import Hierarchy
+    from kvloom.transfer.options import TransferOptions
 
 
 def store_size(store: Path | None, text: str | None) -> int | None:
@@ -40,6 +41,13 @@ def opened(directory: Path | None, capacity: int | None) -> Iterator[DiskStore |
         if store.rebuilt is not None and store.rebuilt.extents:
             say(f"kvloom: note: the index of {directory} was damaged; a new one was made from the extents")
         yield store
+
+
+def transfer_options(settings: CacheConfig) -> TransferOptions:
+    """What the settings say about moving state between tiers."""
+    from kvloom.transfer.options import TransferOptions
+
+    return TransferOptions(gpu_watermark=settings.gpu_watermark, prefetch_window=settings.prefetch_window)
 
 
 def loaded(cold: Hierarchy | None) -> int:

@@ -62,8 +62,8 @@ def run_command(options: RunOptions) -> int:
         require_target(options.record, force=options.force)
     elif options.force:
         raise InputError("--force replaces the file of --record FILE, which is not given; leave it out")
-    if options.record is not None and options.store is not None:
-        raise InputError("what comes from a store cannot be recorded; give either --record or --store")
+    if options.record is not None and (options.store is not None or options.settings.host is not None):
+        raise InputError("what comes from a colder tier cannot be recorded; give --record, or --host and --store")
     for question in options.questions:
         if not question.strip():
             raise InputError("a question is empty; write what you want to ask after --question")
@@ -95,7 +95,9 @@ def _run(options: RunOptions, text: str, store: DiskStore | None) -> dict[str, A
             segment=options.segment,
             policy=options.policy,
             watch=recorder,
+            host=settings.host,
             store=store,
+            transfers=cold.transfer_options(settings),
         ) as engine,
     ):
         _check_written(recorder)
@@ -113,7 +115,9 @@ def _run(options: RunOptions, text: str, store: DiskStore | None) -> dict[str, A
         }
         if not options.as_json:
             print_head(console, report)
-        for question, ids in asked:
+        for number, (question, ids) in enumerate(asked):
+            if number + 1 < len(asked):  # what it will want from colder tiers comes while this one is answered
+                engine.prefetch(asked[number + 1][1], floor=settings.default_floor)
             with status.status("answering"):
                 answer = _answer(engine, tokenizer, question, ids, options)
             report["answers"].append(answer)

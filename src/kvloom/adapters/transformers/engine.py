@@ -28,7 +28,7 @@ from kvloom.errors import CapacityError, InputError, SequenceError, UnsupportedE
 from kvloom.manager import Manager
 from kvloom.manager.inputs import checked_keys, grade_of
 from kvloom.manager.sequence import CachedSequence
-from kvloom.plan import CopyPlan
+from kvloom.plan import CopyPlan, Limit
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.tiers.contract import Tier
 from kvloom.transfer.hierarchy import Hierarchy
@@ -108,12 +108,14 @@ class Engine:
         self.close_dropped()
         seen = self.seen()
         keys = (*keys, ("kvloom.abi", self._abi(seen)))
+        limits: tuple[Limit, ...] = ()
         if self.cold is not None and isinstance(salt, bytes):
             self.cold.restore(tokens, salt, keys, worst)
+            limits = tuple(self.cold.limits)
         sequence = self.with_room(lambda: self.manager.open(tokens, salt=salt, extra_keys=keys, floor=worst))
         try:
             self.run(sequence.restore)
-            return Session(self.track(Runner(self, sequence, (salt, keys), seen, tokens)), tokens)
+            return Session(self.track(Runner(self, sequence, (salt, keys), seen, tokens)), tokens, limits)
         except BaseException:
             sequence.close()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -16,7 +17,7 @@ from kvloom.errors import InputError
 from kvloom.manager.inputs import whole_number
 from kvloom.manager.ranges import TokenRange
 from kvloom.manager.sequence import CachedSequence
-from kvloom.plan import Explanation
+from kvloom.plan import Explanation, Limit
 from kvloom.types import Grade, Int32Array
 
 
@@ -36,8 +37,9 @@ class Session:
         tokens: the prompt, int32 ``[n]``.
     """
 
-    def __init__(self, runner: Runner, tokens: Int32Array) -> None:
+    def __init__(self, runner: Runner, tokens: Int32Array, limits: tuple[Limit, ...] = ()) -> None:
         self._runner = runner
+        self._limits = limits
         self.tokens = tokens
         self.cache = PagedCache(runner)
 
@@ -70,8 +72,10 @@ class Session:
 
     @property
     def explanation(self) -> Explanation:
-        """What the lookup found, and what stopped it."""
-        return self.sequence.explanation
+        """What the lookup found, and what stopped it, in the device and in the tiers behind it."""
+        found = self.sequence.explanation
+        more = [limit for limit in self._limits if limit.position >= found.boundary]
+        return replace(found, limits=(*found.limits, *more)) if more else found
 
     def ranges(self) -> tuple[TokenRange, ...]:
         """Form, grade and life-cycle state of the computed tokens, as ranges per group.
