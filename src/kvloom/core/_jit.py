@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Any, TypeVar, cast
 
 import numba
@@ -22,17 +23,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 @functools.cache
 def _sources_stamp() -> bytes:
     """Digest of every source file that compiled code may contain: the core, and the constants of ``kvloom.types``."""
-    digest = hashlib.blake2b(digest_size=32)
     core = resources.files("kvloom.core")
     constants = (resources.files("kvloom") / "types.py", resources.files("kvloom.kinds") / "cache_state.py")
-    files = [*core.iterdir(), *constants]
+    return _digest([*core.iterdir(), *constants])
+
+
+def _digest(files: Iterable[Traversable]) -> bytes:
+    digest = hashlib.blake2b(digest_size=32)
     for file in sorted(files, key=lambda f: f.name):
         if file.name.endswith(".py"):
             digest.update(file.name.encode() + b"\0" + hashlib.blake2b(file.read_bytes()).digest())
     return digest.digest()
 
 
-def _compile(function: F, **options: Any) -> F:
+def _compile(function: F, stamp: bytes, **options: Any) -> F:
     options |= {"nogil": True, "_nrt": False, "no_cfunc_wrapper": True}
     try:
         compiled = numba.njit(cache=True, **options)(function)
@@ -40,7 +44,7 @@ def _compile(function: F, **options: Any) -> F:
         return cast("F", numba.njit(**options)(function))
     stamped: Any = getattr(getattr(compiled, "_cache", None), "_cache_file", None)
     if hasattr(stamped, "_source_stamp"):
-        stamped._source_stamp = (stamped._source_stamp, _sources_stamp())
+        stamped._source_stamp = (stamped._source_stamp, stamp)
     else:  # another Numba keeps it elsewhere: rather compile every time than run stale code
         compiled = numba.njit(**options)(function)
     return _widening(compiled)
@@ -72,9 +76,17 @@ def jit(function: F) -> F:
     The core's functions allocate nothing: scratch arrays are arguments.  Numba would otherwise count references to
     every array at every call, atomically, which costs thirty times the work itself.
     """
-    return _compile(function, forceinline=False)  # said aloud: else it takes it from the function that calls it first
+    return _compile(
+        function, _sources_stamp(), forceinline=False
+    )  # said aloud: else it takes it from the function that calls it first
 
 
 def inlined(function: F) -> F:
     """Like ``jit``, for small steps of hot loops: always inlined, since passing all arrays costs more than the step."""
-    return _compile(function, forceinline=True)
+    return _compile(function, _sources_stamp(), forceinline=True)
+
+
+def jit_of(package: str) -> Callable[[F], F]:
+    """``jit`` for another package's functions: their stamp covers all sources of that package besides the core's."""
+    stamp = _sources_stamp() + _digest(resources.files(package).iterdir())
+    return functools.partial(_compile, stamp=stamp, forceinline=False)

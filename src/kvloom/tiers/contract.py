@@ -38,8 +38,11 @@ class Tier(Protocol):
     def durable(self) -> bool:
         """Whether what is published outlives the process."""
 
-    def lookup(self, layout: bytes, digests: Digests) -> Found:
-        """What is there of a chain of nodes (uint8 ``[n, 32]``), for objects of this layout (32 bytes)."""
+    def lookup(self, layout: bytes, digests: Digests, *, root: bytes | None = None) -> Found:
+        """What is there of a chain of nodes (uint8 ``[n, 32]``, n may be 0), for objects of this layout (32 bytes).
+
+        ``root``: digest of the empty prefix; where it is given and no node is known, ``Found.tails`` are those of it.
+        """
 
     def read(
         self,

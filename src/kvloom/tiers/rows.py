@@ -43,7 +43,7 @@ def _emit_zero(_typing: Any, _dst: Any, _size: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
-_memcpy = cast("Callable[[int, int, int], None]", intrinsic(_emit_memcpy))
+memcpy = cast("Callable[[int, int, int], None]", intrinsic(_emit_memcpy))
 _zero = cast("Callable[[int, int], None]", intrinsic(_emit_zero))
 
 
@@ -78,7 +78,7 @@ def _extend_rows(  # noqa: PLR0917
         block = base + offsets[at // entries - first]
         for h in range(lead):
             to = block + (h * entries + at % entries) * row_bytes
-            _memcpy(to, source + h * source_lead + i * source_row, row_bytes)
+            memcpy(to, source + h * source_lead + i * source_row, row_bytes)
     if out == 0:
         return
     head = (dead + end - begin) * row_bytes
@@ -92,7 +92,7 @@ def _extend_rows(  # noqa: PLR0917
             block, row = at // entries, at % entries
             size = min(entries - row, end - at)
             if block < skip_from or block >= skip_to:
-                _memcpy(to, base + offsets[block - first] + (h * entries + row) * row_bytes, size * row_bytes)
+                memcpy(to, base + offsets[block - first] + (h * entries + row) * row_bytes, size * row_bytes)
             to += size * row_bytes
             at += size
 

@@ -21,6 +21,8 @@ MAX_PAYLOAD = 1 << 30
 """Bytes of one object."""
 MAX_NODE_TOKENS = 1 << 20
 """Tokens of one node."""
+MOST_TAILS = 64
+"""Ends of units within the next segment that a lookup tells of."""
 
 OBJECT = np.dtype([("group", "<u4"), ("column", "<u4"), ("form", "u1"), ("grade", "u1"), ("length", "<u4")])
 """What every tier says of an object; tiers add fields of their own, which only they read."""
@@ -215,14 +217,41 @@ class Found:
         known: bool ``[n]``, whether the node is known.
         boundary: bool ``[n]``, whether a unit was published that ends there.
         places: of all objects of all known nodes.
-        tails: int32 ``[k, 2]``: (row, tokens) of units that end less than a segment behind a known node of the chain,
-            as far as the tier tells; row -1 is the root.
+        tails: int32 ``[k, 2]``: (row, tokens) of units that end less than a segment behind the deepest known node of
+            the chain, whatever their tokens are: each number once, the newest ``MOST_TAILS``, as far as the tier tells.
+            Row -1 is the root, where the numbers may be those of whole segments too.
     """
 
     known: npt.NDArray[np.bool_]
     boundary: npt.NDArray[np.bool_]
     places: Places
     tails: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 2), np.int32))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Some nodes of one layout.
+
+    Attributes:
+        layout: 32 bytes.
+        digests, parents: uint8 ``[n, 32]``.
+        depth: int64 ``[n]``, 0 for the first node of a chain.
+        tokens: int32, of all nodes one after the other; those of node i are ``[starts[i], starts[i + 1])``.
+        starts: int64 ``[n + 1]``.
+        boundary: bool ``[n]``.
+        touched: int64 ``[n]``: when the unit that ends there was last used, 0 where there is none.
+        places: objects of these nodes; ``places.rows`` are rows of ``digests``.
+    """
+
+    layout: bytes
+    digests: Digests
+    parents: Digests
+    depth: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int32]
+    starts: npt.NDArray[np.int64]
+    boundary: npt.NDArray[np.bool_]
+    touched: npt.NDArray[np.int64]
+    places: Places
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ class Link:
 
     def find(self, layout: bytes, chain: Chain) -> Found:
         """What the tier has of a chain, as far as it fits the model."""
-        found = self.tier.lookup(layout, chain.digests)
+        found = self.tier.lookup(layout, chain.digests, root=chain.root)
         entries = found.places.entries
         fits = (entries["form"] == PayloadForm.RAW) & (entries["grade"] <= int(Grade.CANONICAL))
         fits &= entries["group"] < len(self._spec.groups)

@@ -24,6 +24,7 @@ from kvloom.manager.watched import WatchedManager
 from kvloom.spec.from_config import spec_from_config
 from kvloom.tiers.contract import Tier
 from kvloom.tiers.disk import DiskStore
+from kvloom.tiers.host import HostStore
 from kvloom.transfer.options import TransferOptions
 
 
@@ -118,8 +119,6 @@ def _check_model(model: object) -> None:
 
 
 def _host_tier(capacity: int, device: torch.device) -> Tier:
-    from kvloom.tiers.host import HostStore
-
     return HostStore(capacity, pinned if device.type == "cuda" else None)
 
 

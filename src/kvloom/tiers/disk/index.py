@@ -29,6 +29,7 @@ CREATE TABLE layouts (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, sum I
 CREATE TABLE nodes (id INTEGER PRIMARY KEY, layout INTEGER NOT NULL, digest BLOB NOT NULL, parent BLOB NOT NULL,
                     depth INTEGER NOT NULL, tokens BLOB NOT NULL, objects BLOB NOT NULL, home INTEGER NOT NULL,
                     sum INTEGER NOT NULL, UNIQUE (layout, digest));
+CREATE INDEX nodes_parent ON nodes (layout, parent);
 CREATE TABLE boundaries (node INTEGER PRIMARY KEY, needs BLOB NOT NULL, touched INTEGER NOT NULL, hits INTEGER NOT NULL,
                          home INTEGER NOT NULL, sum INTEGER NOT NULL);
 CREATE TABLE changes (seq INTEGER PRIMARY KEY AUTOINCREMENT, what INTEGER NOT NULL, layout BLOB NOT NULL,
@@ -37,6 +38,8 @@ CREATE TABLE quarantine (extent INTEGER NOT NULL, offset INTEGER NOT NULL, reaso
                          grp INTEGER NOT NULL, col INTEGER NOT NULL, PRIMARY KEY (extent, offset)) WITHOUT ROWID;
 """
 
+PARENT_INDEX = "nodes_parent"
+"""Stores of earlier versions come without it."""
 OPEN, SEALED, DYING = 0, 1, 2
 """States of an extent: it may grow, it does not, its file is about to go."""
 
@@ -176,6 +179,11 @@ class Index:
     def bytes(self) -> int:
         """Bytes of the index and its log on disk, at this moment."""
         return sum(_size(self.path.with_name(self.path.name + end)) for end in ("", "-wal", "-shm"))
+
+
+def has_parent_index(db: sqlite3.Connection) -> bool:
+    """Whether children can be found by their parent without reading everything."""
+    return db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (PARENT_INDEX,)).fetchone() is not None
 
 
 def log_pages(cap: int) -> int:

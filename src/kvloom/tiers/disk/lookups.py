@@ -7,12 +7,12 @@ import sqlite3
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from kvloom.tiers.disk.format import PLACE
-from kvloom.tiers.disk.index import Index, IndexCorruptError
+from kvloom.tiers.disk.index import Index, IndexCorruptError, has_parent_index
 from kvloom.tiers.disk.rows import PARAMETERS, NodeRow, every_node, layout_id, layouts, nodes
-from kvloom.tiers.values import DIGEST, Digests, Found, Places, no_places
+from kvloom.tiers.values import DIGEST, MAX_NODE_TOKENS, MOST_TAILS, Batch, Digests, Found, Places, no_places
+from kvloom.types import AnyArray
 
 BATCH = 1024
 CHANGES_KEPT, CHANGES_STEP = 4096, 64
@@ -46,32 +46,6 @@ class Changes:
     """(what, layout, node digest), oldest first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Some nodes of one layout.
-
-    Attributes:
-        layout: 32 bytes.
-        digests, parents: uint8 ``[n, 32]``.
-        depth: int64 ``[n]``, 0 for the first node of a chain.
-        tokens: int32, of all nodes one after the other; those of node i are ``[starts[i], starts[i + 1])``.
-        starts: int64 ``[n + 1]``.
-        boundary: bool ``[n]``.
-        touched: int64 ``[n]``: when the unit that ends there was last used, 0 where there is none.
-        places: objects of these nodes; ``places.rows`` are rows of ``digests``.
-    """
-
-    layout: bytes
-    digests: Digests
-    parents: Digests
-    depth: npt.NDArray[np.int64]
-    tokens: npt.NDArray[np.int32]
-    starts: npt.NDArray[np.int64]
-    boundary: npt.NDArray[np.bool_]
-    touched: npt.NDArray[np.int64]
-    places: Places
-
-
 def _stack(parts: list[bytes]) -> Digests:
     return np.frombuffer(b"".join(parts), np.uint8).reshape(-1, DIGEST)
 
@@ -94,7 +68,19 @@ def _boundaries(db: sqlite3.Connection, ids: list[int]) -> dict[int, int]:
     return found
 
 
-def lookup(index: Index, layout: bytes, digests: Digests) -> Found:
+def _tails(db: sqlite3.Connection, layout: int, row: int, parent: bytes, below: int) -> AnyArray:
+    """Token counts of units that end at children of a node, newest first."""
+    if not has_parent_index(db):
+        return np.empty((0, 2), np.int32)
+    found = db.execute(
+        "SELECT length(n.tokens) / 4 AS size, max(b.touched) AS moment FROM nodes n JOIN boundaries b ON b.node = n.id "
+        "WHERE n.layout = ? AND n.parent = ? AND length(n.tokens) < ? GROUP BY size ORDER BY moment DESC LIMIT ?",
+        (layout, parent, 4 * below, MOST_TAILS),
+    ).fetchall()
+    return np.array([(row, size) for size, _ in found], np.int32).reshape(-1, 2)
+
+
+def lookup(index: Index, layout: bytes, digests: Digests, root: bytes | None = None) -> Found:
     """What is stored of the nodes ``digests``; see ``DiskStore.lookup``."""
     asked = [row.tobytes() for row in digests]
     known, boundary = np.zeros(len(asked), np.bool_), np.zeros(len(asked), np.bool_)
@@ -102,6 +88,12 @@ def lookup(index: Index, layout: bytes, digests: Digests) -> Found:
         number = layout_id(db, layout)
         found = {} if number is None else nodes(db, number, asked)
         ends = _boundaries(db, [row.id for row in found.values()])
+        deepest = max((i for i, digest in enumerate(asked) if digest in found), default=-1)
+        tails = np.empty((0, 2), np.int32)
+        if number is not None and deepest >= 0:
+            tails = _tails(db, number, deepest, asked[deepest], len(found[asked[deepest]].tokens) // 4)
+        elif number is not None and root is not None:
+            tails = _tails(db, number, -1, root, MAX_NODE_TOKENS + 1)
     rows, at = [], []
     for i, digest in enumerate(asked):
         row = found.get(digest)
@@ -109,7 +101,7 @@ def lookup(index: Index, layout: bytes, digests: Digests) -> Found:
             known[i], boundary[i] = True, row.id in ends
             rows.append(row)
             at.append(i)
-    return Found(known, boundary, _places(layout, rows, at))
+    return Found(known, boundary, _places(layout, rows, at), tails)
 
 
 def catalogue(index: Index, after: int) -> tuple[int, list[Batch]]:

@@ -11,7 +11,7 @@ import sqlite3
 from dataclasses import dataclass
 
 from kvloom.tiers.disk.extents import extent_rows
-from kvloom.tiers.disk.index import Index
+from kvloom.tiers.disk.index import PARENT_INDEX, Index, has_parent_index
 
 KIB = 1024
 MINIMUM = 8 << 20
@@ -20,8 +20,10 @@ FIXED = 64 * KIB
 """Directories, marker, lock."""
 EXTENT_EXTRA = 16 * KIB
 """What the file system itself may need for a large file."""
-ROW_GROWTH = 12 * KIB
-"""Pages that a row of a node can touch in table, key and log."""
+ROW_GROWTH = 16 * KIB
+"""Pages that a row of a node can touch in table, keys and log."""
+KEY_BYTES = 80
+"""Of a node in the key of parents, with what pages leave free."""
 SLACK_PART = 32
 SLACK_MOST = 16 << 20
 EXTENT_PART = 16
@@ -70,6 +72,17 @@ def in_use(db: sqlite3.Connection, index: Index) -> int:
 def growth(nodes: int, row_bytes: int) -> int:
     """What a transaction that writes ``nodes`` rows of ``row_bytes`` in all adds to index and log at most."""
     return 384 * KIB + nodes * ROW_GROWTH + 3 * row_bytes
+
+
+def add_parent_index(index: Index, cap: Cap) -> None:
+    """Give the index of an earlier version the key that it lacks, where there is room for it."""
+    with index.read() as db:
+        if has_parent_index(db):
+            return
+    with index.write() as db:
+        (count,) = db.execute("SELECT count(*) FROM nodes").fetchone()
+        if fits(db, index, cap, growth(0, KEY_BYTES * int(count))):
+            db.execute(f"CREATE INDEX IF NOT EXISTS {PARENT_INDEX} ON nodes (layout, parent)")
 
 
 def fits(db: sqlite3.Connection, index: Index, cap: Cap, more: int) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvloom.errors import InputError, StoreError
+from kvloom.tiers.contract import Usage
 from kvloom.tiers.disk import lookups
 from kvloom.tiers.disk.activity import Activity, activity
 from kvloom.tiers.disk.archive import Exported, export, stored_chain, units
@@ -36,16 +37,18 @@ from kvloom.tiers.disk.files import FileOps
 from kvloom.tiers.disk.format import PLACE
 from kvloom.tiers.disk.health import Health
 from kvloom.tiers.disk.index import Index, meta, set_meta
-from kvloom.tiers.disk.lookups import Batch, Changes
+from kvloom.tiers.disk.lookups import Changes
 from kvloom.tiers.disk.opened import OpenIndex
 from kvloom.tiers.disk.publisher import Publisher, capacity
 from kvloom.tiers.disk.reading import THREADS, Reader
 from kvloom.tiers.disk.reads import Reads
 from kvloom.tiers.disk.rebuild import Rebuilt, rebuild
 from kvloom.tiers.disk.sinks import Copying, Deliver, Handing
-from kvloom.tiers.disk.space import MINIMUM
+from kvloom.tiers.disk.space import MINIMUM, add_parent_index
 from kvloom.tiers.disk.sweeping import Swept
+from kvloom.tiers.disk.usage import Usages
 from kvloom.tiers.values import (
+    Batch,
     Digests,
     Found,
     Outcome,
@@ -77,6 +80,7 @@ class DiskStore:
         self._capacity: int | None = None
         self._capacity_of_new: int | None = None
         self._closed = False
+        self._usages = Usages()
         self.rebuilt: Rebuilt | None = None
         """What this handle made a new index of, when it found the old one damaged; None when it did not."""
 
@@ -129,10 +133,11 @@ class DiskStore:
             with index.write() as db:
                 set_meta(db, "capacity", self._capacity)
         self._publisher.sweeper.collect(index)
+        add_parent_index(index, capacity(index))
 
     @property
     def name(self) -> str:
-        """``disk``."""
+        """``"disk"``."""
         return "disk"
 
     @property
@@ -185,12 +190,13 @@ class DiskStore:
 
     # Finding
 
-    def lookup(self, layout: bytes, digests: Digests) -> Found:
+    def lookup(self, layout: bytes, digests: Digests, *, root: bytes | None = None) -> Found:
         """What is stored of a chain of nodes.
 
         Args:
             layout: 32 bytes; objects of another layout are not found.
             digests: uint8 ``[n, 32]``.
+            root: digest of the empty prefix, for ``Found.tails`` where no node is known.
 
         The places may be read until the objects are removed; a read says so then.  Nothing is found while the index
         cannot be read.  Thread-safe.
@@ -200,7 +206,7 @@ class DiskStore:
         nothing = np.zeros(len(digests), np.bool_)
         if self._reads.ready() and not self._closed:
             try:
-                found = self._index.run(lambda index: lookups.lookup(index, layout, digests))
+                found = self._index.run(lambda index: lookups.lookup(index, layout, digests, root))
             except (OSError, StoreError) as error:
                 self._reads.failed(str(error))
             else:
@@ -260,6 +266,15 @@ class DiskStore:
         return self._reading.read(self._index, places, Handing(deliver), stop)
 
     # Keeping house
+
+    def usage(self) -> Usage:
+        """How full it is, for all who use the directory; the last that is known while the index cannot be read."""
+        if not self._closed and self._reads.ready():
+            try:
+                return self._index.run(self._usages.ask)
+            except (OSError, StoreError) as error:
+                self._reads.failed(str(error))
+        return self._usages.last
 
     def gc(self) -> Swept:
         """Collect what crashed writers left, drop what no unit needs, and copy extents together that are mostly waste.
