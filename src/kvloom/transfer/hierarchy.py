@@ -101,10 +101,10 @@ class Hierarchy:
         ends = self._clock() + self.options.load_deadline_s
         ahead = self._ahead.pop(_name(chain), None)
         if ahead is not None:
+            self.stats.prefetch_used += 1
             ahead.hasten(self.options.load_deadline_s)
             if not self._end(ahead, ends):
                 return
-            self.stats.prefetch_used += 1
         for _ in range(_TRIES):  # damaged objects are not found again, but something shorter may be
             load = self._begin(chain, salt, extra_keys, floor, Urgency.LOAD, ends - self._clock())
             if load is None or not self._end(load, ends):
@@ -239,7 +239,8 @@ class Hierarchy:
             if self._waits(number):
                 self._remember(chain, end)
             elif number == 0 or self.options.admission is Admission.ALWAYS or end.reused:
-                self._store(link, chain, end)
+                if not self._store(link, chain, end):
+                    link.stats.not_stored["busy"] += 1
         self._offload()
 
     def _waits(self, number: int) -> bool:
@@ -266,9 +267,6 @@ class Hierarchy:
     def _store(self, link: Link, chain: Chain, end: _End) -> bool:
         """Begin to store the units of an end that a tier lacks; False when the lane has no room."""
         manager = self._manager
-        if len(self._stores) >= self.options.most_stores * len(self.links):
-            self.stats.not_kept["busy"] += link.tier.durable
-            return False
         stored = objects_of(link.find(manager.layout, chain).places)
         for floor in (Grade.CANONICAL, Grade.FAITHFUL, Grade.APPROXIMATE):
             plan = manager.plan_offload(chain.tokens, stored, salt=end.salt, extra_keys=end.extra_keys, floor=floor)
@@ -279,7 +277,6 @@ class Hierarchy:
             job = link.store(unit, self._after_store(link))
             if job is None:
                 manager.finish_store(plan)
-                link.stats.not_stored["busy"] += 1
                 return False
             self._stores.append((link, plan, job))
             stored = joined(stored, plan)

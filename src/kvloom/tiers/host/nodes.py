@@ -467,7 +467,7 @@ def take_many(a: Any, pages: AnyArray, out: AnyArray) -> None:
 @jit
 def new_chain(
     a: Any, layout: int, parent: int, digests: AnyArray, blobs: AnyArray, about: AnyArray, out: AnyArray
-) -> None:  # noqa: E501
+) -> None:
     """Nodes below ``parent`` one after the other: ``about`` is (tokens, checksum) of each; ``out`` gets the rows."""
     for i in range(len(blobs)):
         parent = new_node(a, layout, parent, a.node[parent, DEPTH] + 1, digests, i)
