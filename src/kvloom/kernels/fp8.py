@@ -51,9 +51,9 @@ _bits = cast("Callable[[Any], Any]", intrinsic(_emit_bits))
 
 
 @compiled
-def _exponent(largest: Any, lowest: int) -> int:
+def _exponent(largest: Any, lowest: int) -> Any:
     """Of the scale of a block whose largest magnitude has these float32 bits: above 1.75 * 2**8 it is one more."""
-    exponent: int = np.int64(largest >> _U(23)) - 127 - 8
+    exponent: Any = np.int64(largest >> _U(23)) - 127 - 8
     if (largest & _U(0x7FFFFF)) > _U(0x600000):
         exponent += 1
     return max(exponent, lowest)

@@ -53,10 +53,9 @@ def split(source: AnyArray, planes: Sequence[AnyArray]) -> None:
 def merge(planes: Sequence[AnyArray], out: AnyArray) -> None:
     """The inverse of ``split``: ``out`` uint8 [w n], aligned to w."""
     if len(planes) == 2:
-        _merge_2(*planes, out.view(np.uint16))
+        _merge_2(planes[0], planes[1], out.view(np.uint16))
     elif len(planes) == 4:
-        a, b, c, d = planes
-        _merge_4(a, b, c, d, out.view(np.uint32))
+        _merge_4(planes[0], planes[1], planes[2], planes[3], out.view(np.uint32))
     else:
         for plane, column in zip(planes, out.reshape(-1, len(planes)).T, strict=True):
             column[:] = plane
