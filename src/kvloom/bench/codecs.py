@@ -1,7 +1,8 @@
 """The cold forms beside the obvious way to do the same: what quantising, packing and their inverses reach here.
 
 The fp8 form is measured beside PyTorch's own conversions, on the same bytes, in turns, with one thread each: scale each
-block by its largest magnitude, ``to(torch.float8_e4m3fn)``, and back.  Without torch its columns stay empty.  The data
+block by its largest magnitude, ``to(torch.float8_e4m3fn)``, and back; kvloom writes into memory that it has already, as
+its tiers do.  Without torch its columns stay empty.  The data
 are made up: channels with means and spreads of their own that go from token to token in random walks
 (``kvloom.kernels.measure.kv_like``), which compress about as the KV of a small trained model does.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -48,20 +49,21 @@ class CodecRow:
         return asdict(self)
 
 
-def codec_rows(report: Report, *, layers: int = 16, repeats: int = 5) -> list[CodecRow]:
-    """Measure both forms, both ways, for every dtype; single-threaded.
+def codec_rows(report: Report, *, layers: Sequence[int] = (2, 16), repeats: int = 5) -> list[CodecRow]:
+    """Measure both forms, both ways, for every dtype and slots of several sizes; single-threaded.
 
     Args:
         report: called with what is done, and how much of all.
-        layers: of the sample slot, 512 KiB each in 16-bit dtypes.
+        layers: of the sample slots, 512 KiB each in 16-bit dtypes.  In a small slot torch's temporaries stay in the
+            cache; in large ones it pays for fresh memory each time.
         repeats: turns, at least 5.
     """
     repeats, rows = max(5, repeats), []
-    cells = [(dtype, form) for dtype in DTYPES for form in (PayloadForm.FP8, PayloadForm.LOSSLESS)]
+    cells = [(f, d, n) for f in (PayloadForm.FP8, PayloadForm.LOSSLESS) for d in DTYPES for n in layers]
     with _one_thread() as torch:
-        for number, (dtype, form) in enumerate(cells):
+        for number, (form, dtype, count) in enumerate(cells):
             report(f"{form.name.lower()} {dtype}", number, len(cells))
-            rows += _measure(form, dtype, layers, repeats, torch)
+            rows += _measure(form, dtype, count, repeats, torch)
     report("codecs", len(cells), len(cells))
     return rows
 
@@ -75,7 +77,7 @@ def _measure(form: PayloadForm, dtype: str, layers: int, repeats: int, torch: An
     there, back = _peer(slot, dtype, torch) if form is PayloadForm.FP8 and torch else (None, None)
     names = ("quantise", "dequantise") if form is PayloadForm.FP8 else ("split and zstd", "zstd and merge")
     pairs: tuple[Pair, Pair] = (
-        (lambda: encode(form, slot, fmt), there),
+        (lambda: encode(form, slot, fmt, payload if form is PayloadForm.FP8 else None), there),
         (lambda: decode(form, payload, into, fmt), back),
     )
     rows = []

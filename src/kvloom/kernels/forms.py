@@ -18,22 +18,31 @@ Buffer: TypeAlias = AnyArray | bytes | bytearray | memoryview
 _ALIGN = 8
 
 
-def encode(form: PayloadForm, slot: Buffer, fmt: SlotFormat) -> AnyArray | None:
+def encode(form: PayloadForm, slot: Buffer, fmt: SlotFormat, out: Buffer | None = None) -> AnyArray | None:
     """The payload of the object in ``slot``, uint8 [n], or None: keep it raw.
+
+    ``out``: where an FP8 payload is to be written, ``payload_bytes`` writable bytes; whoever quantises much saves the
+    time that fresh memory takes.  After None its contents are undefined.
 
     None means that LOSSLESS would not be smaller, or that FP8 met an element that is not finite.  RAW gives the bytes
     of ``slot`` themselves, not a copy.
 
-    Raises InputError when ``slot`` is not ``fmt.nbytes`` contiguous bytes, UnsupportedError when the group has no fp8
-    form.  Safe to call from several threads; the GIL is released for most of the work.
+    Raises InputError when ``slot`` is not ``fmt.nbytes`` contiguous bytes or ``out`` does not fit, UnsupportedError
+    when the group has no fp8 form.  Safe to call from several threads; the GIL is released for most of the work.
     """
     source = _bytes(slot, "slot")
     if len(source) != fmt.nbytes:
         raise InputError(f"a slot of group {fmt.group!r} has {fmt.nbytes} bytes, not {len(source)}")
+    if out is not None and form is not PayloadForm.FP8:
+        raise InputError(f"the size of a {form.name.lower()} payload is not known beforehand; leave out away")
     if form is PayloadForm.RAW:
         return source
-    source = _usable(source)
-    return encode_fp8(source, fmt) if form is PayloadForm.FP8 else encode_lossless(source, fmt)
+    if form is PayloadForm.LOSSLESS:
+        return encode_lossless(_usable(source), fmt)
+    target, size = None if out is None else _bytes(out, "out"), fp8_bytes(fmt)
+    if target is not None and (len(target) != size or not target.flags.writeable):
+        raise InputError(f"an fp8 payload of group {fmt.group!r} is written into {size} writable bytes")
+    return encode_fp8(_usable(source), fmt, target)
 
 
 def decode(form: PayloadForm, payload: Buffer, into: Buffer, fmt: SlotFormat) -> None:

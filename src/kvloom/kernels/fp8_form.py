@@ -46,9 +46,9 @@ def _elements(fmt: SlotFormat) -> int:
     return sum(run.count for run in fmt.runs if run.converts)
 
 
-def encode_fp8(slot: AnyArray, fmt: SlotFormat) -> AnyArray | None:
-    """The payload of ``slot`` (uint8, aligned), or None when a converted element is not finite."""
-    payload = np.empty(fp8_bytes(fmt), np.uint8)
+def encode_fp8(slot: AnyArray, fmt: SlotFormat, out: AnyArray | None = None) -> AnyArray | None:
+    """The payload of ``slot`` (uint8, aligned), in ``out`` if given; None when a converted element is not finite."""
+    payload = np.empty(fp8_bytes(fmt), np.uint8) if out is None else out
     write_header(payload, _FORM, fmt, block=BLOCK, elements=_elements(fmt), parts=len(fmt.runs))
     for run, scales, codes in _pieces(payload, fmt):
         source = slot[run.offset : run.offset + run.nbytes]
