@@ -67,7 +67,7 @@ def _half(m: Any) -> Any:
 
 
 @inlined
-def _inverse(exponent: int) -> Any:
+def _inverse(exponent: Any) -> Any:
     """``2**-exponent`` as float32."""
     return _float(_U(127 - exponent) << _U(23))
 
@@ -104,7 +104,7 @@ def _extremes_32(x: AnyArray, count: int) -> Any:
 
 
 @inlined
-def _round_16(x: AnyArray, out: AnyArray, drop: int, bias: int) -> None:
+def _round_16(x: AnyArray, out: AnyArray, drop: int, bias: Any) -> None:
     """A whole block whose codes are all normal: round ``drop`` bits off, to the nearest, ties to even, and rebias."""
     d, half, b = _H(drop), _H((1 << (drop - 1)) - 1), _H(bias)
     for i in range(_BLOCK):
@@ -114,7 +114,7 @@ def _round_16(x: AnyArray, out: AnyArray, drop: int, bias: int) -> None:
 
 
 @inlined
-def _round_32(x: AnyArray, out: AnyArray, drop: int, bias: int) -> None:
+def _round_32(x: AnyArray, out: AnyArray, drop: int, bias: Any) -> None:
     d, half, b = _U(drop), _U((1 << (drop - 1)) - 1), _U(bias)
     for i in range(_BLOCK):
         m = _U(x[i] & _U(0x7FFFFFFF))
