@@ -131,6 +131,7 @@ def _opened(stored: tuple[int, AnyArray], section: _Section, fmt: SlotFormat) ->
     if method == _RAW:
         if len(piece) != section.count:
             raise malformed(_FORM, fmt, f"a plane has {len(piece)} bytes instead of {section.count}")
+        piece.flags.writeable = False  # like what zstd opens: another type would be compiled apart
         return piece
     if method != _ZSTD:
         raise malformed(_FORM, fmt, f"a plane is stored in the unknown way {method}")
