@@ -7,7 +7,7 @@ must not write to them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -92,6 +92,10 @@ class Explanation:
     prompt_tokens: int
     known_tokens: int
     limits: Sequence[Limit]
+
+    def with_limits(self, more: Sequence[Limit]) -> Explanation:
+        """The same with more limits, for example what ``Manager.explain_load`` says of a colder tier."""
+        return replace(self, limits=(*self.limits, *more))
 
     def __str__(self) -> str:
         found = "miss" if self.grade is None else f"{self.grade} hit"

@@ -45,6 +45,14 @@ class Grade(enum.IntEnum):
         return format(str(self), spec)  # an IntEnum would format as its number
 
 
+class PayloadForm(enum.IntEnum):
+    """How the bytes of an object in a colder tier are to be read (``docs/format.md``)."""
+
+    RAW = 0
+    LOSSLESS = 1
+    FP8 = 2
+
+
 class ObjectState(enum.IntEnum):
     """Life-cycle state of one copy (an object in one tier)."""
 

@@ -68,15 +68,13 @@ class Rules:
         """What an object holds."""
         row, g, column = place
         group, spec = self.groups[g], self.spec.groups[g]
-        canonical = grade == int(Grade.CANONICAL)
         end = self.row_end(row, position)
         if group.snapshot:
-            return [(digest(tokens[:end]), canonical)]
+            return [(digest(tokens[:end]), grade)]
         first = (row * group.columns + column) * spec.block_entries
         entries = range(first, first + spec.block_entries)
         return [
-            (digest(tokens[: (e + 1) * spec.ratio]), canonical) if (e + 1) * spec.ratio <= end else None
-            for e in entries
+            (digest(tokens[: (e + 1) * spec.ratio]), grade) if (e + 1) * spec.ratio <= end else None for e in entries
         ]
 
 

@@ -1,7 +1,7 @@
 """A toy engine that really computes: every row of every slot says which tokens it was made from.
 
 Entries are digests of the whole prefix, so a slot that is wrong, stale, torn or somebody else's shows up as soon as
-a forward reads it.  Each entry also says whether it was made canonically, which checks grades.
+a forward reads it.  Each entry also knows with which grade it was made, which checks what the manager calls it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 from tests.core.reference.rules import Group
 
-from kvloom.core.fields import OWNER, SLOT_BASE
+from kvloom.core.fields import GRADE, OWNER, SLOT_BASE, STATE
+from kvloom.core.lifecycle import COMMITTED
 from kvloom.core.page_table import FIRST, LAST, place
 from kvloom.manager import CachedSequence, Manager
 from kvloom.plan import CopyPlan
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import Grade
 
-Entry = tuple[int, bool] | None
-"""(digest of the tokens up to and including this one, made canonically), or None for zeros."""
+Entry = tuple[int, int] | None
+"""(digest of the tokens up to and including this one, the grade that it was made with), or None for zeros."""
 
 
 class WrongStateError(AssertionError):
@@ -82,7 +83,7 @@ class ToyEngine:
     def forward(self, sequence: CachedSequence, tokens: Sequence[int], grade: Grade = Grade.CANONICAL) -> CopyPlan:
         """Append, compute, commit; the plan of the commit is executed but not reported."""
         sequence.append(np.array(tokens, dtype=np.int32))
-        self.compute(sequence, tokens)
+        self.compute(sequence, tokens, grade)
         plan = sequence.commit(grade)
         self.arena.run(plan)
         return plan
@@ -117,22 +118,23 @@ class ToyEngine:
 
     # ---------------------------------------------------------------- computing and checking
 
-    def compute(self, sequence: CachedSequence, new: Sequence[int]) -> None:
+    def compute(self, sequence: CachedSequence, new: Sequence[int], claim: Grade = Grade.CANONICAL) -> None:
         """Write the state of ``new`` tokens after checking everything that their forward reads."""
         self.check(sequence)
         tokens = [*sequence.tokens.tolist(), *new]
         start, segment = sequence.length, self.spec.segment_tokens
-        canonical = start % segment == 0 and len(new) == segment and self.is_canonical(sequence)
+        whole = start % segment == 0 and len(new) == segment
+        grade = min(int(claim), self.worst(sequence), int(Grade.CANONICAL if whole else Grade.FAITHFUL))
         for group in self.groups:
             table = sequence.block_table(group.index)
             if group.snapshot:
-                self.arena.slots[(group.index, int(table[0]))] = [(digest(tokens), canonical)]
+                self.arena.slots[(group.index, int(table[0]))] = [(digest(tokens), grade)]
                 continue
             entries, ratio = self.spec.groups[group.index].block_entries, self.spec.groups[group.index].ratio
             for entry in range(start // ratio, len(tokens) // ratio):
                 slot = int(table[entry // entries % len(table)])
                 self._check_private(group.index, slot)
-                made = (digest(tokens[: (entry + 1) * ratio]), canonical)
+                made = (digest(tokens[: (entry + 1) * ratio]), grade)
                 self.arena.read(group.index, slot)[entry % entries] = made
 
     def _check_private(self, group: int, slot: int) -> None:
@@ -174,9 +176,22 @@ class ToyEngine:
         for group, content, wanted in self.rows(sequence):
             if content is None or content[0] != wanted:
                 raise WrongStateError(f"group {group} at {sequence.length}: {content} instead of {wanted}")
-        if sequence.grade is Grade.CANONICAL and not self.is_canonical(sequence):
-            raise WrongStateError(f"the state at {sequence.length} is called canonical and is not")
+        if sequence.grade > self.worst(sequence):
+            raise WrongStateError(f"the state at {sequence.length} is called {sequence.grade} and is worse")
 
-    def is_canonical(self, sequence: CachedSequence) -> bool:
-        """Whether all state at the present end was made canonically."""
-        return all(content is not None and content[1] for _, content, _ in self.rows(sequence))
+    def worst(self, sequence: CachedSequence) -> int:
+        """The worst grade of all state at the present end; an entry that is missing has none, -1."""
+        grades = (-1 if content is None else content[1] for _, content, _ in self.rows(sequence))
+        return min(grades, default=int(Grade.CANONICAL))
+
+    def check_grades(self) -> None:
+        """WrongStateError when something that can be hit is called better than it was made."""
+        a = self.manager.arrays
+        for group, spec in enumerate(self.spec.groups):
+            first = int(a.group[group, SLOT_BASE])
+            for slot in range(int(self.manager.geometry.num_slots[group])):
+                if a.slot[first + slot, STATE] != COMMITTED:
+                    continue
+                for content in self.arena.read(group, slot):
+                    if content is not None and a.slot[first + slot, GRADE] > content[1]:
+                        raise WrongStateError(f"{spec.name} slot {slot} is called better than it was made")

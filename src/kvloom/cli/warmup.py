@@ -23,12 +23,13 @@ def warmup(
 ) -> int:
     """Compile everything that is compiled on first use, for instance while a container image is built."""
     from kvloom.core import compiled
+    from kvloom.kernels import warmup as forms
     from kvloom.manager.warmup import warm_up
 
     started = perf_counter()
     folder = compiled.cache_folder()
     with progress().status("compiling the core"):
-        count = warm_up()
+        count = warm_up() + forms.warm_up()
     seconds = perf_counter() - started
     if folder is None:
         say(f"kvloom: note: {_NO_CACHE}")

@@ -57,7 +57,7 @@ from kvloom.manager.single import Single
 from kvloom.manager.stats import Stats, collect_stats
 from kvloom.manager.tickets import Tickets
 from kvloom.manager.transfers import Prompt, Transfers
-from kvloom.plan import ArenaGeometry, Chain, CopyPlan, StoredObjects, TransferPlan
+from kvloom.plan import ArenaGeometry, Chain, CopyPlan, Limit, StoredObjects, TransferPlan
 from kvloom.spec.footprint import peak_bytes
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import (
@@ -67,6 +67,7 @@ from kvloom.types import (
     Grade,
     Int32Array,
     Kind,
+    Reason,
 )
 from kvloom.verify.abi import layout_identity
 from kvloom.verify.hit import VerifiedHit, verify
@@ -388,6 +389,41 @@ class Manager(Single):
         limit = np.append(ids, ids[:1])  # a match never reuses the last token
         _, known, position, _, _ = calls.match_prompt(self.handle, root, limit, self.ids.top, floor.value, self._path)
         return int(known), int(position)
+
+    def explain_load(
+        self,
+        tokens: AnyArray,
+        stored: StoredObjects,
+        *,
+        tier: str,
+        salt: bytes = b"",
+        extra_keys: Sequence[ExtraKey] = (),
+        floor: Grade = Grade.FAITHFUL,
+    ) -> tuple[Limit, ...]:
+        """What keeps a prompt from resuming further on with the help of a colder tier, only because of its grade.
+
+        For the deepest boundary that a lower floor would reach: of each group the first object whose copies are all
+        below ``floor``, with reason ``grade`` and, where the colder tier has the copy, the name ``tier``; nothing when
+        a lower floor reaches no further.  ``Explanation.with_limits`` takes the answer.
+
+        Arguments and errors are those of ``plan_load``; nothing changes.
+        """
+        self.enter()
+        floor = grade_of(floor)
+        ids = self.ids.checked(tokens)
+        cold = self.transfers.cold(-(-len(ids) // self.spec.segment_tokens), stored)
+        namespace = self._namespaces.get(self._name(salt, extra_keys))
+        known = -1  # not even the root
+        if namespace is not None:
+            limit = np.append(ids, ids[:1])
+            found = calls.match_prompt(self.handle, namespace.root, limit, self.ids.top, floor.value, self._path)
+            known = found[1]
+        below = self.transfers.below_floor(self._prompt(ids, known), cold, floor.value)
+        groups = self.spec.groups
+        return tuple(
+            Limit(Reason.GRADE, position, tier if colder else "device", groups[g].kind, groups[g].name)
+            for g, position, colder in below
+        )
 
     def finish_load(self, plan: TransferPlan, good: AnyArray) -> None:
         """The load ended: ``good`` bool ``[len(plan)]`` says which objects arrived verified, and these are published.

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvloom.core import restoring
 from kvloom.core.arrays import Arrays
-from kvloom.core.fields import COL_BASE, COLUMNS, SLOT_BASE
+from kvloom.core.fields import BLOCK_TOKENS, COL_BASE, COLUMNS, RULE, RULE_SNAPSHOT, SLOT_BASE
 from kvloom.core.restoring import GROUP, ITEM_COLUMNS, SLOT
 from kvloom.errors import InputError
 from kvloom.manager.inputs import checked_transfer
@@ -108,6 +108,27 @@ class Transfers:
             self.unkept += 1
             return None
         return self._issue(position, items, held[:kept].copy(), prompt.path[: segments + 1].copy(), end)
+
+    def below_floor(self, prompt: Prompt, cold: AnyArray, floor: int) -> list[tuple[int, int, bool]]:
+        """Where a lower floor would resume further: per group the first object whose grade is too low for this one.
+
+        (group, token position, whether it is the colder tier that has it), in the order of the groups.
+        """
+        a = self._arrays
+        tail = len(prompt.tokens) % a.tokens.shape[1]
+        lowest = int(Grade.APPROXIMATE)
+        position = int(restoring.reachable(a, prompt.path, prompt.checkpoint, cold, tail, lowest))
+        if position <= int(restoring.reachable(a, prompt.path, prompt.checkpoint, cold, tail, floor)):
+            return []
+        checkpoint = prompt.checkpoint if position % a.tokens.shape[1] else -1
+        items = np.empty((cold.size, ITEM_COLUMNS), dtype=np.int32)
+        count = int(restoring.list_needed(a, prompt.path, checkpoint, cold, position, floor, False, items))
+        found: dict[int, tuple[int, int, bool]] = {}
+        for row, g, column, _, grade in items[:count].tolist():
+            if grade < floor and g not in found:
+                begins = row * a.tokens.shape[1] + column * int(a.group[g, BLOCK_TOKENS])
+                found[g] = (g, position if a.group[g, RULE] == RULE_SNAPSHOT else begins, grade >= lowest)
+        return list(found.values())
 
     def store(self, prompt: Prompt, cold: AnyArray, floor: int) -> TransferPlan | None:
         """What the colder tier lacks of the unit of the deepest boundary that can be resumed at ``floor``, or None."""

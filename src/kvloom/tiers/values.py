@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvloom.errors import InputError
-from kvloom.types import AnyArray, Grade
+from kvloom.types import AnyArray, Grade, PayloadForm
 
 Digests = npt.NDArray[np.uint8]
 
@@ -26,14 +26,6 @@ MOST_TAILS = 64
 
 OBJECT = np.dtype([("group", "<u4"), ("column", "<u4"), ("form", "u1"), ("grade", "u1"), ("length", "<u4")])
 """What every tier says of an object; tiers add fields of their own, which only they read."""
-
-
-class PayloadForm(enum.IntEnum):
-    """How the bytes of an object are to be read.  The store itself never looks into them."""
-
-    RAW = 0
-    LOSSLESS = 1
-    FP8 = 2
 
 
 class Outcome(enum.StrEnum):

@@ -14,12 +14,12 @@ from kvloom.core.allocation import columns_of
 from kvloom.plan import ArenaGeometry, Chain, TransferPlan
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.tiers.contract import Tier
-from kvloom.tiers.values import Fill, Found, Need, NewObject, PayloadForm, Places, Published, Result, Unit
+from kvloom.tiers.values import Fill, Found, Need, NewObject, Places, Published, Result, Unit
 from kvloom.transfer.lanes import Job, Lane, State, Urgency
 from kvloom.transfer.memory import SlotMemory
 from kvloom.transfer.options import TransferOptions
 from kvloom.transfer.stats import TierStats
-from kvloom.types import AnyArray, Grade, IntArray
+from kvloom.types import AnyArray, Grade, IntArray, PayloadForm
 
 _LOG = logging.getLogger(__name__)
 STAGED = 32 << 20

@@ -11,13 +11,13 @@ from kvloom.tiers.values import (
     Need,
     NewObject,
     Outcome,
-    PayloadForm,
     Places,
     Published,
     ReadResult,
     Result,
     Unit,
 )
+from kvloom.types import PayloadForm
 
 __all__ = [
     "DiskStore",

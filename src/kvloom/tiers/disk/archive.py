@@ -36,8 +36,8 @@ from kvloom.tiers.disk.marks import Boundary, Snapshot, snapshot
 from kvloom.tiers.disk.rows import layout_id, layouts, nodes
 from kvloom.tiers.disk.runs import Run, object_headers, run_header
 from kvloom.tiers.disk.scanning import ScannedRun, read_run
-from kvloom.tiers.values import DIGEST, MAX_PAYLOAD, Fill, Need, NewObject, PayloadForm, Places, Result, Unit
-from kvloom.types import AnyArray, Grade
+from kvloom.tiers.values import DIGEST, MAX_PAYLOAD, Fill, Need, NewObject, Places, Result, Unit
+from kvloom.types import AnyArray, Grade, PayloadForm
 
 AT_ONCE = 16 << 20
 

@@ -19,8 +19,8 @@ from kvloom.tiers.disk.runs import Run
 from kvloom.tiers.disk.sinks import Handing
 from kvloom.tiers.disk.space import Cap
 from kvloom.tiers.disk.writer import Writer
-from kvloom.tiers.values import NewObject, PayloadForm, Places, Result
-from kvloom.types import AnyArray, Grade
+from kvloom.tiers.values import NewObject, Places, Result
+from kvloom.types import AnyArray, Grade, PayloadForm
 
 AT_ONCE_BYTES = 16 << 20
 

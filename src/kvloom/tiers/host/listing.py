@@ -29,8 +29,8 @@ from kvloom.tiers.host.arrays import (
 from kvloom.tiers.host.books import Books
 from kvloom.tiers.host.reading import PLACE as HOST_PLACE
 from kvloom.tiers.host.reading import Copy, Pinned
-from kvloom.tiers.values import MOST_TAILS, Batch, Digests, Fill, Found, Need, NewObject, PayloadForm, Places, Unit
-from kvloom.types import AnyArray, Grade, IntArray
+from kvloom.tiers.values import MOST_TAILS, Batch, Digests, Fill, Found, Need, NewObject, Places, Unit
+from kvloom.types import AnyArray, Grade, IntArray, PayloadForm
 
 BATCH = 1024
 FIELDS = (("group", GROUP), ("column", COLUMN), ("form", FORM), ("grade", GRADE), ("length", LENGTH))

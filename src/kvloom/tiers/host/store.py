@@ -28,7 +28,6 @@ from kvloom.tiers.values import (
     Digests,
     Found,
     Outcome,
-    PayloadForm,
     Places,
     Published,
     ReadResult,
@@ -38,7 +37,7 @@ from kvloom.tiers.values import (
     check_layout,
     no_places,
 )
-from kvloom.types import AnyArray, Grade, IntArray
+from kvloom.types import AnyArray, Grade, IntArray, PayloadForm
 
 THREADS = 2
 
