@@ -11,6 +11,8 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +27,7 @@ from kvloom.transfer.lanes import Job, Urgency
 from kvloom.transfer.link import Link
 from kvloom.transfer.loading import Load
 from kvloom.transfer.memory import SlotMemory
-from kvloom.transfer.offers import Offer, joined, make_offer, objects_of
+from kvloom.transfer.offers import Offer, joined, kept_of, make_offer
 from kvloom.transfer.options import Admission, TransferOptions
 from kvloom.transfer.stats import TransferStats
 from kvloom.types import Grade, Int32Array, Reason
@@ -166,7 +168,7 @@ class Hierarchy:
         urgency: Urgency,
         within: float | None,
     ) -> Load | None:
-        self._note_limits(chain, offer, floor)
+        self._note_limits(chain, offer, salt, extra_keys, floor)
         if not len(offer):
             return None
         manager = self._manager
@@ -210,17 +212,15 @@ class Hierarchy:
         # What a device cannot read now it may read later; it is not asked again at once.
         return not np.isin(results, (Result.IO_ERROR, Result.STOPPED)).any()
 
-    def _note_limits(self, chain: Chain, offer: Offer, floor: Grade) -> None:
+    def _note_limits(
+        self, chain: Chain, offer: Offer, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade
+    ) -> None:
+        """Remember what a tier has of a chain that is not good enough, where that is what keeps it from being used."""
         for link, places in zip(self.links, offer.places, strict=True):
-            if places is None:
-                continue
-            low = places.entries["grade"] < int(floor)
-            for g in np.unique(places.entries["group"][low]).tolist():
-                row = int(places.rows[low & (places.entries["group"] == g)].min())
-                spec = self._manager.spec.groups[g]
-                limit = Limit(Reason.GRADE, row * chain.segment, link.tier.name, spec.kind, spec.name)
-                if limit not in self.limits:
-                    self.limits.append(limit)
+            if places is not None and (places.entries["grade"] < int(floor)).any():
+                names: dict[str, Any] = {"salt": salt, "extra_keys": extra_keys, "floor": floor}
+                found = self._manager.explain_load(chain.tokens, objects_of(places), tier=link.tier.name, **names)
+                self.limits += [limit for limit in found if limit not in self.limits]
 
     # ---------------------------------------------------------------- storing
 
@@ -238,9 +238,8 @@ class Hierarchy:
         for number, link in enumerate(self.links):
             if self._waits(number):
                 self._remember(chain, end)
-            elif number == 0 or self.options.admission is Admission.ALWAYS or end.reused:
-                if not self._store(link, chain, end):
-                    link.stats.not_stored["busy"] += 1
+            elif (self.options.admission is Admission.ALWAYS or end.reused) and not self._store(link, chain, end):
+                link.stats.not_stored["busy"] += 1
         self._offload()
 
     def _waits(self, number: int) -> bool:
@@ -267,14 +266,14 @@ class Hierarchy:
     def _store(self, link: Link, chain: Chain, end: _End) -> bool:
         """Begin to store the units of an end that a tier lacks; False when the lane has no room."""
         manager = self._manager
-        stored = objects_of(link.find(manager.layout, chain).places)
+        stored = kept_of(link.find(manager.layout, chain).places)
         for floor in (Grade.CANONICAL, Grade.FAITHFUL, Grade.APPROXIMATE):
             plan = manager.plan_offload(chain.tokens, stored, salt=end.salt, extra_keys=end.extra_keys, floor=floor)
             if plan is None:
                 continue
             self._memory.settle()
-            unit = link.unit(manager.layout, chain, plan, [each.reading for each in self.links])
-            job = link.store(unit, self._after_store(link))
+            lanes = [each.reading for each in self.links]
+            job = link.store(partial(link.unit, manager.layout, chain, plan, lanes), self._after_store(link))
             if job is None:
                 manager.finish_store(plan)
                 return False

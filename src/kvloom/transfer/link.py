@@ -14,10 +14,11 @@ from kvloom.core.allocation import columns_of
 from kvloom.plan import ArenaGeometry, Chain, TransferPlan
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.tiers.contract import Tier
-from kvloom.tiers.values import Fill, Found, Need, NewObject, Places, Published, Result, Unit
+from kvloom.tiers.values import Found, Need, Places, Published, Result, Unit
+from kvloom.transfer.forms import Forms
 from kvloom.transfer.lanes import Job, Lane, State, Urgency
 from kvloom.transfer.memory import SlotMemory
-from kvloom.transfer.options import TransferOptions
+from kvloom.transfer.options import ColdForm, TransferOptions
 from kvloom.transfer.stats import TierStats
 from kvloom.types import AnyArray, Grade, IntArray, PayloadForm
 
@@ -60,6 +61,7 @@ class Link:
         self.tier, self.stats = tier, TierStats()
         self._memory, self._spec, self._geometry = memory, spec, geometry
         self._sizes, self._clock = Sizes.of(spec), clock
+        self.forms = Forms(tier.name, spec.groups, options.cold_form if tier.durable else ColdForm.NONE)
         self._window = options.prefetch_window
         self.reading = Lane(
             f"kvloom-load-{tier.name}", {Urgency.LOAD: 64, Urgency.PREFETCH: options.most_prefetches}, clock
@@ -78,11 +80,9 @@ class Link:
         """What the tier has of a chain, as far as it fits the model."""
         found = self.tier.lookup(layout, chain.digests, root=chain.root)
         entries = found.places.entries
-        fits = (entries["form"] == PayloadForm.RAW) & (entries["grade"] <= int(Grade.CANONICAL))
-        fits &= entries["group"] < len(self._spec.groups)
+        fits = (entries["grade"] <= int(Grade.CANONICAL)) & (entries["group"] < len(self._spec.groups))
         group = entries["group"][fits].astype(np.int64)
-        fits[fits] &= entries["column"][fits] < self._sizes.columns[group]
-        fits[fits] &= entries["length"][fits] == self._sizes.slot[entries["group"][fits].astype(np.int64)]
+        fits[fits] = (entries["column"][fits] < self._sizes.columns[group]) & self.forms.fits(entries[fits], group)
         places = found.places if fits.all() else found.places.take(fits)
         return Found(found.known, found.boundary, places, found.tails)
 
@@ -109,16 +109,30 @@ class Link:
                 if job.stopped():
                     break
                 begun = self._clock()
-                results[piece] = self._read(places.take(piece), offsets[piece], job.stopped)
-                self.stats.load_seconds += self._clock() - begun
+                part = places.take(piece)
+                results[piece] = self._read(part, offsets[piece], job.stopped)
+                took = self._clock() - begun
+                self.stats.load_seconds += took
+                if not results[piece].any():
+                    self.forms.read.note(part.nbytes, took)
             return results
 
         return self.reading.submit(urgency, work, within)
 
     def _read(self, places: Places, offsets: IntArray, stop: Callable[[], bool]) -> Results:
+        """Read what lies as it is straight into the arena, where that can be; the rest through other memory."""
         memory = self._memory.host_memory()
-        if memory is not None:
+        raw = places.entries["form"] == PayloadForm.RAW
+        if memory is None or not raw.any():
+            return self._read_staged(places, offsets, stop)
+        if raw.all():
             return self.tier.read(places, memory, offsets, stop).results
+        results = np.empty(len(places), dtype=np.uint8)
+        results[raw] = self.tier.read(places.take(raw), memory, offsets[raw], stop).results
+        results[~raw] = self._read_staged(places.take(~raw), offsets[~raw], stop)
+        return results
+
+    def _read_staged(self, places: Places, offsets: IntArray, stop: Callable[[], bool]) -> Results:
         lengths = places.entries["length"].astype(np.int64)
         results = np.full(len(places), Result.STOPPED, dtype=np.uint8)
         staging = np.empty(0, dtype=np.uint8)
@@ -131,38 +145,57 @@ class Link:
             begin = np.cumsum(size) - size
             results[piece] = self.tier.read(places.take(piece), staging, begin, stop).results
             for i in np.flatnonzero(results[piece] == Result.OK).tolist():
-                part = staging[int(begin[i]) : int(begin[i] + size[i])]
-                self._memory.write_slots(offsets[piece][i : i + 1], size[i : i + 1], part)
+                payload = staging[int(begin[i]) : int(begin[i] + size[i])]
+                if not self._put(places.entries[piece[i]], payload, int(offsets[piece[i]])):
+                    results[piece[i]] = Result.INTEGRITY
         return results
+
+    def _put(self, entry: AnyArray, payload: npt.NDArray[np.uint8], offset: int) -> bool:
+        """Bring a verified payload into its slot; False when it is not what its form says."""
+        group, form = int(entry["group"]), int(entry["form"])
+        memory, size = self._memory.host_memory(), int(self._sizes.slot[group])
+        if form == PayloadForm.RAW:
+            slot = payload
+        elif memory is not None:
+            return self.forms.decode(form, group, payload, memory[offset : offset + size])
+        else:
+            slot = np.empty(-(-size // 8), np.uint64).view(np.uint8)[:size]
+            if not self.forms.decode(form, group, payload, slot):
+                return False
+        self._memory.write_slots(np.array([offset]), np.array([size]), slot)
+        return True
 
     # ---------------------------------------------------------------- storing
 
-    def store(self, unit: Unit, after: Callable[[], None]) -> Job[Published] | None:
-        """Begin to publish a unit; ``after`` runs in the lane, when it is done.  None when the lane is full."""
+    def store(self, make: Callable[[], Unit], after: Callable[[], None]) -> Job[Published] | None:
+        """Begin to publish what ``make`` makes; ``after`` runs in the lane when it is done.  None when it is full."""
 
         def work(_job: Job[Published]) -> Generator[None, None, Published]:
             yield from ()  # a publication is one piece
+            unit, begun = make(), self._clock()
             published = self.tier.publish(unit)
+            self.forms.write.note(published.bytes_written, self._clock() - begun)
             after()
             return published
 
         return self.writing.submit(Urgency.STORE, work)
 
     def unit(self, layout: bytes, chain: Chain, plan: TransferPlan, gives_way_to: Sequence[Lane]) -> Unit:
-        """What ``plan`` stores, as a unit whose payloads are read from the arena by the lane that publishes it."""
+        """What ``plan`` stores, in the forms that pay; made by the lane that publishes it."""
         patience = [_YIELDS_S]
 
-        def payload(group: int, offset: int) -> Fill:
-            def write(into: memoryview) -> None:
+        def reading(offset: int) -> Callable[[memoryview], None]:
+            def read(into: memoryview) -> None:
                 self._give_way(gives_way_to, patience)
                 self._memory.read_slot(offset, into)
 
-            return Fill(self._spec.groups[group].slot_bytes, write)
+            return read
 
+        forms = self.forms.for_unit(plan.group)
         items = zip(plan.row.tolist(), plan.group.tolist(), plan.column.tolist(), plan.grade.tolist(), strict=True)
         offsets = slot_offsets(self._geometry, plan).tolist()
         objects = [
-            NewObject(row, group, column, Grade(grade), payload(group, offset))
+            self.forms.make((row, group, column), Grade(grade), forms[group], reading(offset))
             for (row, group, column, grade), offset in zip(items, offsets, strict=True)
         ]
         needs = [Need(group, row, count, column) for group, row, column, count in plan.needs.tolist()]

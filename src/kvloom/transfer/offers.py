@@ -9,7 +9,7 @@ import numpy as np
 
 from kvloom.plan import StoredObjects, TransferPlan
 from kvloom.tiers.values import Places
-from kvloom.types import AnyArray, Grade, Int32Array, IntArray
+from kvloom.types import AnyArray, Grade, Int32Array, IntArray, PayloadForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,14 @@ def objects_of(places: Places | None) -> StoredObjects:
     entries = places.entries
     columns = (places.rows, entries["group"], entries["column"], entries["grade"])
     return StoredObjects(*(np.ascontiguousarray(column, dtype=np.int32) for column in columns))
+
+
+def kept_of(places: Places | None) -> StoredObjects:
+    """The same for a store: what is there in a form that is not exact is not to be written again."""
+    stored = objects_of(places)
+    if places is not None:
+        stored.grade[places.entries["form"] == PayloadForm.FP8] = int(Grade.CANONICAL)
+    return stored
 
 
 def joined(stored: StoredObjects, plan: TransferPlan) -> StoredObjects:

@@ -18,6 +18,16 @@ class Admission(enum.StrEnum):
     is not written to flash.  What is left is written when the engine closes."""
 
 
+class ColdForm(enum.StrEnum):
+    """What objects in cold tiers may become, where it pays."""
+
+    NONE = "none"
+    """They stay as they are."""
+    LOSSLESS = "lossless"
+    FP8 = "fp8"
+    """Also eight-bit floats, which is not exact: such objects are ``approximate``."""
+
+
 @dataclass(frozen=True, slots=True)
 class TransferOptions:
     """Attributes:
@@ -25,6 +35,8 @@ class TransferOptions:
         not outlive the process.
     prefetch_window: blocks of every group that a prefetch reads at a time before it looks for something more urgent.
     admission: see ``Admission``.
+    cold_form: see ``ColdForm``.
+    cold_below: decayed count of uses below which what is in memory goes to its cold form.
     load_deadline_s: seconds that a request waits for its prefix at most, before anything better is known.
     host_mark: share of a tier above which what is coldest there is moved to the next one.
     most_stores: ends of sequences that may wait to be stored in one tier; others come later, or not at all.
@@ -34,6 +46,8 @@ class TransferOptions:
     gpu_watermark: float = 0.8
     prefetch_window: int = 3
     admission: Admission = Admission.ALWAYS
+    cold_form: ColdForm = ColdForm.NONE
+    cold_below: float = 10.0
     load_deadline_s: float = 30.0
     host_mark: float = 0.9
     most_stores: int = 8

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -75,7 +74,7 @@ class Session:
         """What the lookup found, and what stopped it, in the device and in the tiers behind it."""
         found = self.sequence.explanation
         more = [limit for limit in self._limits if limit.position >= found.boundary]
-        return replace(found, limits=(*found.limits, *more)) if more else found
+        return found.with_limits(more) if more else found
 
     def ranges(self) -> tuple[TokenRange, ...]:
         """Form, grade and life-cycle state of the computed tokens, as ranges per group.
