@@ -166,6 +166,29 @@ def test_what_is_computed_from_it_is_approximate(spec: ModelSpec) -> None:
 
 
 @ALL
+def test_forks_of_an_unfinished_segment_are_approximate(spec: ModelSpec) -> None:
+    """The child's own copies of blocks that nobody has published yet: kept at once, and published later."""
+    for count in sorted({1, spec.segment_tokens // 2, spec.segment_tokens - 1} - {0}):
+        e = engine(spec, ROOM)
+        segment = spec.segment_tokens
+        prompt = prompt_of(2 * segment + count + 1)
+        load(e, prompt[:segment], all_of(e.manager, segment, LOW))
+        s = e.open(prompt, floor=LOW)
+        assert s.reused == segment
+        e.prefill(s, prompt[: segment + count])
+        child, plan = s.fork()
+        e.finish(plan)
+        s.close()
+        assert {r.grade for r in child.ranges() if r.grade is not None} == {LOW}
+        e.finish(child.checkpoint())
+        e.check_grades()
+        e.prefill(child, prompt[: 2 * segment])
+        end(e, child)
+        assert grades(e) == {LOW}
+        assert e.open(prompt).reused == 0
+
+
+@ALL
 def test_decode_steps_are_approximate(spec: ModelSpec) -> None:
     """A batch of one that goes on from approximate state and one that does not: each keeps its own grade."""
     e = engine(spec, ROOM)
