@@ -163,10 +163,8 @@ class CacheConfig(_Section):
         said = []
         if "gpu_watermark" in given and self.host is None:
             said.append("gpu_watermark has no effect without a host tier to offload to; set host, such as host: 4GiB")
-        if self.compression.enabled:
-            said.append("compression has no effect yet: objects have no cold form in this version")
-            if self.compression.method == "fp8" and self.floor is None:
-                said.append("compression.method fp8 lowers the default floor to 'approximate'; set floor to override")
+        if self.compression.enabled and self.compression.method == "fp8" and self.floor is None:
+            said.append("compression.method fp8 lowers the default floor to 'approximate'; set floor to override")
         return said
 
     @classmethod

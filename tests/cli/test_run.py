@@ -98,7 +98,7 @@ def test_config_file_and_notices(invoke, model_dir: Path, document: Path, tmp_pa
     done = run(invoke, model_dir, document, "--json", "--config", config)
     assert json.loads(done.stdout)["floor"] == "approximate"
     notes = done.stderr.splitlines()
-    assert [n.split(":")[0] for n in notes] == ["kvloom"] * 3
+    assert [n.split(":")[0] for n in notes] == ["kvloom"] * 2
     assert all(n.startswith("kvloom: note: ") for n in notes)
     done = run(invoke, model_dir, document, "--config", tmp_path / "none.yaml")
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)

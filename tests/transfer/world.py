@@ -70,9 +70,9 @@ class ToyMemory:
             base = int(self._geometry.base[g])
             page, within = divmod(offset - base, int(self._geometry.page_bytes[g]))
             slot = page * int(self._geometry.slots_per_page[g]) + within // int(self._geometry.slot_bytes[g])
-            if 0 <= slot < self._geometry.num_slots[g] and self._geometry.slot_offset(g, slot) == offset:
-                if self._owned(g, slot):
-                    return g, slot
+            exists = 0 <= slot < self._geometry.num_slots[g] and self._geometry.slot_offset(g, slot) == offset
+            if exists and self._owned(g, slot):
+                return g, slot
         raise AssertionError(f"no slot in use begins at {offset}")
 
     def _owned(self, group: int, slot: int) -> bool:

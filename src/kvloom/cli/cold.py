@@ -45,9 +45,15 @@ def opened(directory: Path | None, capacity: int | None) -> Iterator[DiskStore |
 
 def transfer_options(settings: CacheConfig) -> TransferOptions:
     """What the settings say about moving state between tiers."""
-    from kvloom.transfer.options import TransferOptions
+    from kvloom.transfer.options import ColdForm, TransferOptions
 
-    return TransferOptions(gpu_watermark=settings.gpu_watermark, prefetch_window=settings.prefetch_window)
+    compression = settings.compression
+    return TransferOptions(
+        gpu_watermark=settings.gpu_watermark,
+        prefetch_window=settings.prefetch_window,
+        cold_form=ColdForm(compression.method) if compression.enabled else ColdForm.NONE,
+        cold_below=compression.threshold,
+    )
 
 
 def loaded(cold: Hierarchy | None) -> int:

@@ -27,10 +27,10 @@ from kvloom.transfer.lanes import Job, Urgency
 from kvloom.transfer.link import Link
 from kvloom.transfer.loading import Load
 from kvloom.transfer.memory import SlotMemory
-from kvloom.transfer.offers import Offer, joined, kept_of, make_offer
+from kvloom.transfer.offers import Offer, joined, kept_of, make_offer, objects_of
 from kvloom.transfer.options import Admission, TransferOptions
 from kvloom.transfer.stats import TransferStats
-from kvloom.types import Grade, Int32Array, Reason
+from kvloom.types import Grade, Int32Array
 
 _TRIES = 4
 """Loads for one request: after one that did not arrive whole, what is left is tried."""

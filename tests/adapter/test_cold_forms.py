@@ -1,0 +1,139 @@
+"""Cold forms behind an engine: fp8 is opt-in, labelled, and its label spreads; lossless is exact."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from tests.adapter.shop import COUNT, Shop  # noqa: E402
+
+from kvloom.adapters.transformers import Engine  # noqa: E402
+from kvloom.engine.answers import Answer, answer  # noqa: E402
+from kvloom.plan import Limit  # noqa: E402
+from kvloom.transfer.options import ColdForm, TransferOptions  # noqa: E402
+from kvloom.types import Grade, PayloadForm, Reason  # noqa: E402
+
+FAMILIES = ("gpt_oss", "qwen3_next", "deepseek_v4", "deepseek_v32")
+
+
+def engine_of(shop: Shop, family: str, form: ColdForm) -> Engine:
+    return shop.engine(family, transfers=TransferOptions(cold_form=form))
+
+
+def ask(shop: Shop, engine: Engine, ids: list[int], floor: Grade) -> tuple[int, Grade | None, Answer, list[Limit]]:
+    with engine.open(ids, floor=floor) as session:
+        found = session.explanation
+        got = answer(session, count=COUNT, started=time.perf_counter())
+        if found.grade is not None:
+            assert session.grade <= found.grade
+    engine.cold.flush()
+    engine.manager.check_integrity()
+    return found.boundary, found.grade, got, list(found.limits)
+
+
+def forms_on_disk(engine: Engine) -> dict[str, set[int]]:
+    found: dict[str, set[int]] = {}
+    for batch in engine.cold.tiers[0].catalogue():
+        for entry in batch.places.entries:
+            found.setdefault(engine.spec.groups[int(entry["group"])].name, set()).add(int(entry["form"]))
+            assert (entry["grade"] == Grade.APPROXIMATE) == (entry["form"] == PayloadForm.FP8) or found
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fp8_is_a_miss_for_who_asks_for_better_and_its_grade_spreads(shop: Shop, family: str) -> None:
+    ids = shop.ids()
+    with engine_of(shop, family, ColdForm.FP8) as engine:
+        ask(shop, engine, ids, Grade.FAITHFUL)
+        forms = forms_on_disk(engine)
+        for group in engine.spec.groups:
+            expected = {PayloadForm.RAW, PayloadForm.LOSSLESS} if group.is_snapshot else {PayloadForm.FP8}
+            assert forms[group.name] <= expected, "snapshots are never quantised, everything else is"
+    with engine_of(shop, family, ColdForm.FP8) as engine:
+        boundary, grade, got, limits = ask(shop, engine, ids, Grade.FAITHFUL)
+        assert (boundary, grade) == (0, None)
+        assert {(limit.reason, limit.tier) for limit in limits if limit.tier == "disk"} == {(Reason.GRADE, "disk")}
+        assert got.same_as(shop.cold(engine, ids)), "computed, not restored"
+    size = shop.size()
+    with engine_of(shop, family, ColdForm.FP8) as engine:
+        boundary, grade, got, _ = ask(shop, engine, ids, Grade.APPROXIMATE)
+        assert boundary == len(ids) - 1
+        assert grade is Grade.APPROXIMATE
+        cold = shop.cold(engine, ids)
+        assert torch.isfinite(got.first_logits).all()
+        assert not torch.equal(got.first_logits, cold.first_logits), "it is called approximate for a reason"
+        with engine.open(ids, floor=Grade.APPROXIMATE) as session:
+            child = session.fork([*ids, 5, 6, 7])
+            child.prefill()
+            assert child.grade is Grade.APPROXIMATE
+            child.close()
+        longer = [*ids, *got.tokens[:-1], 7, 8, 9]
+        boundary, grade, _, _ = ask(shop, engine, longer, Grade.APPROXIMATE)
+        assert grade is Grade.APPROXIMATE
+        assert boundary == len(longer) - 3
+        boundary, grade, got, _ = ask(shop, engine, longer, Grade.FAITHFUL)
+        assert boundary == 0, "nothing that came of it is served to who asks for better"
+        assert got.same_as(shop.cold(engine, longer))
+    assert shop.size() > size
+    with engine_of(shop, family, ColdForm.FP8) as engine:
+        _, grade, _, _ = ask(shop, engine, longer, Grade.APPROXIMATE)
+        assert grade is Grade.APPROXIMATE, "after a restart, too"
+
+
+def test_the_same_work_in_fp8_writes_nothing_again(shop: Shop) -> None:
+    ids = shop.ids()
+    with engine_of(shop, "gpt_oss", ColdForm.FP8) as engine:
+        ask(shop, engine, ids, Grade.FAITHFUL)
+    size = shop.size()
+    for floor in (Grade.FAITHFUL, Grade.APPROXIMATE):
+        with engine_of(shop, "gpt_oss", ColdForm.FP8) as engine:
+            ask(shop, engine, ids, floor)
+    with engine_of(shop, "gpt_oss", ColdForm.FP8) as engine:
+        ask(shop, engine, ids, Grade.APPROXIMATE)
+    assert shop.size() - size < size / 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lossless_is_exact(shop: Shop, family: str) -> None:
+    """Whatever form was taken: a canonical hit of another process, which is not told of any form, is bit-equal."""
+    ids = shop.ids()
+    with engine_of(shop, family, ColdForm.LOSSLESS) as engine:
+        engine.cold.links[0].forms.read.note(1 << 30, 1000.0)  # so slow a disk that every byte counts
+        engine.cold.links[0].forms.write.note(1 << 30, 1000.0)
+        ask(shop, engine, ids, Grade.FAITHFUL)
+        forms = forms_on_disk(engine)
+        assert any(PayloadForm.LOSSLESS in found for found in forms.values())
+        assert [str(choice) for choice in engine.cold.links[0].forms.table()]
+    with engine_of(shop, family, ColdForm.NONE) as engine:
+        boundary, grade, got, _ = ask(shop, engine, ids, Grade.CANONICAL)
+        assert (boundary, grade) == (6 * 32, Grade.CANONICAL)
+        assert got.same_as(shop.cold(engine, ids))
+
+
+def test_d5_a_payload_that_is_not_of_its_form_is_computed_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checksum is right: only the decoder can tell."""
+    from kvloom.transfer import forms as module
+
+    encode = module.encode
+
+    def spoiled(*arguments: object) -> object:
+        made = encode(*arguments)  # type: ignore[arg-type]
+        if made is not None and arguments[0] is not PayloadForm.RAW:
+            made = made.copy()
+            made[: min(40, len(made))] = np.random.default_rng(0).integers(0, 255, min(40, len(made)))
+        return made
+
+    ids = shop.ids()
+    monkeypatch.setattr(module, "encode", spoiled)
+    with engine_of(shop, "gpt_oss", ColdForm.FP8) as engine:
+        ask(shop, engine, ids, Grade.FAITHFUL)
+    with engine_of(shop, "gpt_oss", ColdForm.FP8) as engine:
+        boundary, _, got, _ = ask(shop, engine, ids, Grade.APPROXIMATE)
+        assert boundary == 0
+        assert got.same_as(shop.cold(engine, ids))
+        assert engine.cold.stats.failed["integrity"] > 0
