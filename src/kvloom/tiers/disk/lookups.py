@@ -7,7 +7,6 @@ import sqlite3
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from kvloom.tiers.disk.format import PLACE
 from kvloom.tiers.disk.index import Index, IndexCorruptError, has_parent_index

@@ -45,8 +45,8 @@ from kvloom.tiers.disk.reads import Reads
 from kvloom.tiers.disk.rebuild import Rebuilt, rebuild
 from kvloom.tiers.disk.sinks import Copying, Deliver, Handing
 from kvloom.tiers.disk.space import MINIMUM, add_parent_index
-from kvloom.tiers.disk.usage import Usages
 from kvloom.tiers.disk.sweeping import Swept
+from kvloom.tiers.disk.usage import Usages
 from kvloom.tiers.values import (
     Batch,
     Digests,

@@ -198,7 +198,7 @@ def needs_object(a: Any, x: int, needs: AnyArray) -> bool:
 
 @jit
 def tally(a: Any, end: int, needs: AnyArray, counts: AnyArray) -> int:
-    """Add to ``counts`` what is held for every need of a unit that ends at or below ``end``; returns pages of it all."""
+    """Add to ``counts`` what is held for every need of a unit at or below ``end``; returns pages of it all."""
     total = 0
     while end >= 0:
         x = a.node[end, FIRST]
@@ -432,12 +432,12 @@ def tails(a: Any, parent: int, below: int, out: AnyArray) -> int:
 def mix(digests: AnyArray, layout: AnyArray, out: AnyArray) -> None:
     """Keys of 128 bits (uint64 ``[n, 2]``) that depend on all of a digest and a layout (uint64 ``[n, 4]``, ``[4]``)."""
     for i in range(len(digests)):
-        h, l = layout[0] ^ layout[2], layout[1] ^ layout[3]  # noqa: E741
+        h, low = layout[0] ^ layout[2], layout[1] ^ layout[3]  # noqa: E741
         for k in range(4):
             h = _U((h ^ digests[i, k]) * (layout[k] | _U(1)))
             h = _U(h ^ (h >> _U(29)))
-            l = _U((l + digests[i, k]) ^ (h >> _U(7)))
-        out[i, 0], out[i, 1] = h, l
+            low = _U((low + digests[i, k]) ^ (h >> _U(7)))
+        out[i, 0], out[i, 1] = h, low
 
 
 @jit
@@ -465,7 +465,9 @@ def take_many(a: Any, pages: AnyArray, out: AnyArray) -> None:
 
 
 @jit
-def new_chain(a: Any, layout: int, parent: int, digests: AnyArray, blobs: AnyArray, about: AnyArray, out: AnyArray) -> None:  # noqa: E501, PLR0917
+def new_chain(
+    a: Any, layout: int, parent: int, digests: AnyArray, blobs: AnyArray, about: AnyArray, out: AnyArray
+) -> None:
     """Nodes below ``parent`` one after the other: ``about`` is (tokens, checksum) of each; ``out`` gets the rows."""
     for i in range(len(blobs)):
         parent = new_node(a, layout, parent, a.node[parent, DEPTH] + 1, digests, i)

@@ -142,9 +142,7 @@ def scatter(a: Any, page: int, begin: int, size: int, source: int) -> int:
 
 
 @jit
-def gather_many(  # noqa: PLR0917
-    a: Any, rows: AnyArray, lengths: AnyArray, to: AnyArray, begin: int, end: int, good: AnyArray
-) -> None:
+def gather_many(a: Any, rows: AnyArray, lengths: AnyArray, to: AnyArray, begin: int, end: int, good: AnyArray) -> None:
     """Copy the objects ``rows[begin:end]`` to addresses ``to``; ``good`` uint8 gets 1, or 0 where that failed."""
     for i in range(begin, end):
         good[i] = _move(a, a.obj[rows[i], RUN], 0, lengths[i], to[i], 0)

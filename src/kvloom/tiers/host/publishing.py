@@ -14,7 +14,6 @@ from kvloom.tiers.host.arrays import (
     ANCHORS,
     BLOB,
     CHECK,
-    DEPTH,
     FREE,
     GRADE,
     NEEDS,
@@ -28,7 +27,6 @@ from kvloom.tiers.host.arrays import (
     SERIAL,
     SUM,
     TOKENS,
-    UNITS,
 )
 from kvloom.tiers.host.books import NO_NEEDS, Books, checksum_of, words
 from kvloom.tiers.host.reading import seeds_of
@@ -142,7 +140,9 @@ class Publisher:
         if not known:
             return True
         above = self._books.a.node[chain[:known], PARENT]
-        return int(above[0]) == self._books.root(unit.layout, unit.root) and bool((above[1:] == chain[: known - 1]).all())
+        return int(above[0]) == self._books.root(unit.layout, unit.root) and bool(
+            (above[1:] == chain[: known - 1]).all()
+        )
 
     def _fresh(self, chain: IntArray, about: IntArray) -> tuple[IntArray, IntArray]:
         """Which objects are held, -1 for those that are not; and which are new or better than what is held."""
@@ -222,7 +222,7 @@ class Publisher:
         if isinstance(item.payload, Fill):
             # What is scattered over several runs is made in one piece first.
             room = self._memory[page * PAGE : page * PAGE + size] if whole else _aligned(size)
-            view = memoryview(room)
+            view = room.data
             item.payload.write(view)
             with contextlib.suppress(BufferError):
                 view.release()  # whoever kept it writes no more; who kept an array of it is found out by the checksum
@@ -239,7 +239,7 @@ class Publisher:
     # ---------------------------------------------------------------- after
 
     def _enter(self, draft: Draft) -> Published:
-        books, a, unit = self._books, self._books.a, draft.unit
+        books, a = self._books, self._books.a
         about = draft.about[draft.fresh]
         held, _ = self._fresh(draft.chain, about)
         counts = np.zeros(len(draft.needs), np.int64)

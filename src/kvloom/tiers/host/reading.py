@@ -91,7 +91,7 @@ class Copy:
 
     def __init__(self, books: Books, pinned: Pinned, into: AnyArray, offsets: IntArray, *, check: bool) -> None:
         self._a, self._pinned, self._into = books.a, pinned, into
-        self._view = memoryview(into)
+        self._view = into.data
         self._lengths = np.ascontiguousarray(pinned.about[:, 5])
         self._addresses = np.ascontiguousarray(offsets, np.int64) + into.ctypes.data
         self._offsets = offsets.tolist()

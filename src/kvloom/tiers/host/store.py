@@ -20,11 +20,12 @@ from kvloom.tiers.contract import Usage
 from kvloom.tiers.host import arrays, nodes, pages
 from kvloom.tiers.host.arrays import CHECK, FORM, GENERATION, GRADE, HELD, LENGTH, PAGE, RUN, STATE
 from kvloom.tiers.host.books import Books
-from kvloom.tiers.host.listing import Batch, catalogue, finding, unit_of
+from kvloom.tiers.host.listing import catalogue, finding, unit_of
 from kvloom.tiers.host.publishing import Publisher, pages_of
 from kvloom.tiers.host.reading import PLACE as HOST_PLACE
 from kvloom.tiers.host.reading import about_places, read, seeds_of
 from kvloom.tiers.values import (
+    Batch,
     Digests,
     Found,
     Outcome,
@@ -226,18 +227,18 @@ class HostStore:
     ) -> int:
         """Put other bytes in the place of objects, such as a cold form, and free the pages that this saves.
 
-        Each object changes at one moment; units stay whole.  Those that are gone, are being read, or would become larger
-        stay as they are.  Returns how many changed; their former places are ``MISSING`` from then on.
+        Each object changes at one moment; units stay whole.  Those that are gone, are being read, or would become
+        larger stay as they are.  Returns how many changed; their former places are ``MISSING`` from then on.
         """
         about = about_places(places)
         about[:, 3], about[:, 4] = int(form), int(grade)
-        about[:, 5] = [memoryview(payload).nbytes for payload in payloads]
+        parts = [np.frombuffer(np.ascontiguousarray(p) if isinstance(p, np.ndarray) else p, np.uint8) for p in payloads]
+        about[:, 5] = [len(part) for part in parts]
         seeds = seeds_of(places.layout, np.require(places.digests, requirements=["C", "W"]).view(np.int64), about)
         count, a = 0, self._books.a
         sizes = pages_of(about[:, 5])
-        for i, (payload, seed) in enumerate(zip(payloads, seeds, strict=True)):
+        for i, (data, seed) in enumerate(zip(parts, seeds, strict=True)):
             x, size = int(places.entries["row"][i]), int(about[i, 5])
-            data = np.frombuffer(np.ascontiguousarray(payload) if isinstance(payload, np.ndarray) else payload, np.uint8)
             check = xxhash.xxh3_128_digest(data.data, seed)
             with self._books.lock:
                 row = a.obj[x]
