@@ -127,10 +127,10 @@ class TierConformance(ABC):
             aligned.append(np.frombuffer(room, np.uint8).ctypes.data % 256)
             room[:] = rights[3].data
 
-        payloads = [
+        payloads: list[bytes | bytearray | memoryview | Fill] = [
             rights[0].tobytes(),
             bytearray(rights[1].tobytes()),
-            memoryview(rights[2]),
+            rights[2].data,
             Fill(len(rights[3]), write),
         ]
         objects = [NewObject(0, FULL, c, Grade.CANONICAL, part) for c, part in enumerate(payloads)]
@@ -166,9 +166,14 @@ class TierConformance(ABC):
         lengths = places.entries["length"].astype(np.int64)
         offsets = np.cumsum(lengths) - lengths
         for after in (0, 1, 3):
-            asked = []
+            asked: list[int] = []
             into = np.full(int(lengths.sum()), 0xA5, np.uint8)
-            done = tier.read(places, into, offsets, lambda: asked.append(1) or len(asked) > after)  # noqa: B023
+
+            def stop() -> bool:
+                asked.append(1)  # noqa: B023
+                return len(asked) > after  # noqa: B023
+
+            done = tier.read(places, into, offsets, stop)
             assert asked
             assert set(done.results.tolist()) <= {Result.OK, Result.STOPPED}
             assert after or (done.results == Result.STOPPED).all()
@@ -434,7 +439,7 @@ class TierConformance(ABC):
                     if random.random() < 0.05:
                         tier.clear(LAYOUT, ROOT)
                     most.append(tier.usage().bytes)
-            except BaseException as error:  # noqa: BLE001 - a test's thread hands on whatever it was
+            except BaseException as error:
                 errors.append(error)
 
         threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
@@ -459,7 +464,7 @@ class TierConformance(ABC):
             folder.mkdir()
             return self.make(folder, self.capacity)
 
-        run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(
             machine(make),
             settings=settings(
                 max_examples=self.examples,

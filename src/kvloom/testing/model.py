@@ -54,9 +54,13 @@ class Plain:
         gone = [key for key in self.units if layout is None or (key[0] == layout and self.roots[key] == root)]
         for key in gone:
             del self.units[key]
+        self.sweep()
+        return len(gone)
+
+    def sweep(self) -> None:
+        """Only what some unit needs."""
         needed: set[Key] = set().union(*self.units.values())
         self.objects = {key: grade for key, grade in self.objects.items() if key in needed}
-        return len(gone)
 
 
 class _Machine(RuleBasedStateMachine):

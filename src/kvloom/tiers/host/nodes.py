@@ -432,7 +432,7 @@ def tails(a: Any, parent: int, below: int, out: AnyArray) -> int:
 def mix(digests: AnyArray, layout: AnyArray, out: AnyArray) -> None:
     """Keys of 128 bits (uint64 ``[n, 2]``) that depend on all of a digest and a layout (uint64 ``[n, 4]``, ``[4]``)."""
     for i in range(len(digests)):
-        h, low = layout[0] ^ layout[2], layout[1] ^ layout[3]  # noqa: E741
+        h, low = layout[0] ^ layout[2], layout[1] ^ layout[3]
         for k in range(4):
             h = _U((h ^ digests[i, k]) * (layout[k] | _U(1)))
             h = _U(h ^ (h >> _U(29)))

@@ -1,4 +1,4 @@
-"""Taking a unit into the host tier: pages first, then the bytes without the lock, then all of it visible in one step."""
+"""Taking a unit into the host tier: pages first, then the bytes without the lock, then all visible in one step."""
 
 from __future__ import annotations
 
@@ -140,9 +140,8 @@ class Publisher:
         if not known:
             return True
         above = self._books.a.node[chain[:known], PARENT]
-        return int(above[0]) == self._books.root(unit.layout, unit.root) and bool(
-            (above[1:] == chain[: known - 1]).all()
-        )
+        root = self._books.root(unit.layout, unit.root)
+        return int(above[0]) == root and bool((above[1:] == chain[: known - 1]).all())
 
     def _fresh(self, chain: IntArray, about: IntArray) -> tuple[IntArray, IntArray]:
         """Which objects are held, -1 for those that are not; and which are new or better than what is held."""

@@ -5,6 +5,7 @@ What is checked is what was delivered, while the cache still has it: a block is 
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -110,7 +111,10 @@ class Copy:
         """Copy everything; no thread writes any more when this returns, however it does."""
         tasks = deque(self._tasks())
         total = int(self._lengths[self._which].sum())
-        other = pool.submit(self._work, tasks, stop) if pool is not None and total > ALONE else None
+        other = None
+        if pool is not None and total > ALONE:
+            with contextlib.suppress(RuntimeError):  # the tier is being closed
+                other = pool.submit(self._work, tasks, stop)
         try:
             self._work(tasks, stop)
         finally:
