@@ -431,12 +431,18 @@ def tails(a: Any, parent: int, below: int, out: AnyArray) -> int:
 @jit
 def mix(digests: AnyArray, layout: AnyArray, out: AnyArray) -> None:
     """Keys of 128 bits (uint64 ``[n, 2]``) that depend on all of a digest and a layout (uint64 ``[n, 4]``, ``[4]``)."""
+    start = _U(0x9E3779B97F4A7C15)
+    for k in range(4):
+        start = _U((start ^ layout[k]) * _U(0xBF58476D1CE4E5B9))
+        start = _U(start ^ (start >> _U(31)))
     for i in range(len(digests)):
-        h, low = layout[0] ^ layout[2], layout[1] ^ layout[3]
+        h = start
+        low = _U(~start)
         for k in range(4):
-            h = _U((h ^ digests[i, k]) * (layout[k] | _U(1)))
+            h = _U((h ^ digests[i, k]) * _U(0x94D049BB133111EB))
             h = _U(h ^ (h >> _U(29)))
-            low = _U((low + digests[i, k]) ^ (h >> _U(7)))
+            low = _U((low + digests[i, k]) * _U(0xD6E8FEB86659FD93))
+            low = _U((low ^ (low >> _U(32))) + h)
         out[i, 0], out[i, 1] = h, low
 
 

@@ -109,6 +109,7 @@ class Publisher:
         books.number_of(unit.layout)
         chain, others = books.find(unit.layout, unit.digests)
         known = int((chain >= 0).sum())
+        others += books.find(unit.layout, np.frombuffer(unit.root, np.uint8).reshape(1, -1), roots=True)[1]
         if others or not self._one_chain(unit, chain, known):
             return Published(Outcome.UNAVAILABLE, reason="digests of this chain belong to another one here")
         if any(need.count > LARGEST for need in unit.needs):
@@ -285,7 +286,9 @@ class Publisher:
             nodes.new_chain(a, number, parent, draft.digests[known:], draft.blobs, about, made)
             draft.chain[known:] = made
             draft.blobs = draft.blobs[:0]
-            books.table.put(books.keys(unit.layout, unit.digests[known:]), made)
+            there = books.table.put(books.keys(unit.layout, unit.digests[known:]), made)
+            if (there >= 0).any():
+                raise TableFullError("a digest is in this chain twice")
         except TableFullError:
             books.prune(int(draft.chain[-1]) if draft.chain[-1] >= 0 else parent)
             draft.chain[known:] = -1

@@ -149,7 +149,7 @@ class Copy:
             else:
                 rows, lengths, addresses = self._rows[which], self._lengths[which], self._addresses[which]
                 good = np.zeros(len(which), np.uint8)
-                pages.gather_many(self._a, rows, lengths, addresses, 0, len(which), good)
+                pages.gather_many(self._a, rows, lengths, addresses, 0, len(which), good, pages.PAST)
                 self.results[which] = np.where(good == 1, Result.OK, Result.INTEGRITY)
 
     def _checked(self, which: IntArray, stop: Callable[[], bool]) -> None:
@@ -167,7 +167,7 @@ class Copy:
             while end < len(sizes) and total + sizes[end] <= BLOCK:
                 total += sizes[end]
                 end += 1
-            pages.gather_many(self._a, rows, lengths, addresses, begin, end, good)
+            pages.gather_many(self._a, rows, lengths, addresses, begin, end, good, pages.OUTWARD)
             self._compare(numbers, sizes, begin, end, good)
             begin = end
 
