@@ -204,7 +204,7 @@ class Publisher:
         a, unit = self._books.a, draft.unit
         which = draft.fresh
         seeds = seeds_of(unit.layout, draft.digests[draft.about[which, 0]], draft.about[which])
-        for i, x, seed in zip(which.tolist(), draft.rows.tolist(), seeds, strict=True):
+        for i, x, seed in zip(which.tolist(), draft.rows.tolist(), seeds.tolist(), strict=True):
             check = self.put(int(a.obj[x, RUN]), unit.objects[i], seed)
             a.obj64[x, CHECK : CHECK + 2] = np.frombuffer(check, np.int64)
         last = len(draft.chain) - 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import mmap
 import threading
@@ -63,7 +64,10 @@ class Counts:
 
 def anonymous(n_bytes: int) -> npt.NDArray[np.uint8]:
     """Memory that the kernel hands out page by page when it is first written."""
-    return np.frombuffer(mmap.mmap(-1, n_bytes), np.uint8)
+    mapping = mmap.mmap(-1, n_bytes)
+    with contextlib.suppress(OSError):  # a kernel without them; they only save time
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapping, np.uint8)
 
 
 class HostStore:
@@ -237,7 +241,7 @@ class HostStore:
         seeds = seeds_of(places.layout, np.require(places.digests, requirements=["C", "W"]).view(np.int64), about)
         count, a = 0, self._books.a
         sizes = pages_of(about[:, 5])
-        for i, (data, seed) in enumerate(zip(parts, seeds, strict=True)):
+        for i, (data, seed) in enumerate(zip(parts, seeds.tolist(), strict=True)):
             x, size = int(places.entries["row"][i]), int(about[i, 5])
             check = xxhash.xxh3_128_digest(data.data, seed)
             with self._books.lock:
