@@ -126,7 +126,7 @@ def _copy_and_hash(a: Any, page: int, size: int, to: int, acc: AnyArray, secret:
 
 
 @jit
-def check_many(
+def check_many(  # noqa: PLR0917
     a: Any,
     rows: AnyArray,
     lengths: AnyArray,

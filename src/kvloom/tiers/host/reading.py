@@ -181,7 +181,8 @@ class Copy:
         return Result.INTEGRITY
 
     def _checks(self, i: int) -> bytes:
-        return self._pinned.checks[i].tobytes()
+        made: bytes = self._pinned.checks[i].tobytes()
+        return made
 
     def _large(self, i: int, stop: Callable[[], bool]) -> Result:
         state = xxhash.xxh3_128(seed=int(self._seeds[i]))
