@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 
 from kvloom.errors import TableFullError
-from kvloom.tiers.host import nodes, pages
+from kvloom.tiers.host import counting, nodes, pages, records
 from kvloom.tiers.host.arrays import (
     ANCHORS,
     BLOB,
@@ -121,8 +121,8 @@ class Publisher:
         held, fresh = self._fresh(chain, about)
         end = int(chain[known - 1]) if known else -1
         counts = np.zeros(len(needs), np.int64)
-        base = int(nodes.tally(a, end, needs, counts))
-        nodes.tally_new(about, held, needs, counts)
+        base = int(counting.tally(a, end, needs, counts))
+        counting.tally_new(about, held, needs, counts)
         if (counts < needs[:, 3]).any():
             return Published(Outcome.INCOMPLETE)
         n = int(chain[-1])
@@ -147,7 +147,7 @@ class Publisher:
     def _fresh(self, chain: IntArray, about: IntArray) -> tuple[IntArray, IntArray]:
         """Which objects are held, -1 for those that are not; and which are new or better than what is held."""
         held = np.empty(len(about), np.int64)
-        nodes.find_objects(self._books.a, chain, about, held)
+        records.find_objects(self._books.a, chain, about, held)
         better = self._books.a.obj[np.maximum(held, 0), GRADE] < about[:, 4]
         return held, np.flatnonzero((held < 0) | better)
 
@@ -165,7 +165,7 @@ class Publisher:
         if end >= 0:
             a.node[end, ANCHORS] += 1
         books.hold = (end, draft.needs, books.serial)
-        nodes.add_refs(a, *books.hold)
+        counting.add_refs(a, *books.hold)
         while (
             a.scalars[FREE] < count
             or len(a.node) - a.scalars[NODES] < new_nodes
@@ -176,8 +176,8 @@ class Publisher:
                 return False
         draft.pages = count
         draft.rows, draft.blobs = np.empty(len(sizes), np.int64), np.empty(len(blobs), np.int64)
-        nodes.new_objects(a, sizes, draft.rows)
-        nodes.take_many(a, blobs, draft.blobs)
+        records.new_objects(a, sizes, draft.rows)
+        records.take_many(a, blobs, draft.blobs)
         return True
 
     def _unhold(self, draft: Draft) -> None:
@@ -186,14 +186,14 @@ class Publisher:
             return
         end, needs, serial = books.hold
         books.hold = None
-        nodes.drop_refs(books.a, end, needs, serial)
+        counting.drop_refs(books.a, end, needs, serial)
         if end >= 0:
             books.a.node[end, ANCHORS] -= 1
             books.prune(end)
 
     def _give_back(self, draft: Draft) -> None:
         for x in draft.rows.tolist():
-            nodes.free_object(self._books.a, x)
+            records.free_object(self._books.a, x)
         for page in draft.blobs.tolist():
             pages.give_pages(self._books.a, page)
         self._unhold(draft)
@@ -243,17 +243,17 @@ class Publisher:
         about = draft.about[draft.fresh]
         held, _ = self._fresh(draft.chain, about)
         counts = np.zeros(len(draft.needs), np.int64)
-        nodes.tally(a, int(draft.chain[draft.known - 1]) if draft.known else -1, draft.needs, counts)
-        nodes.tally_new(about, held, draft.needs, counts)
+        counting.tally(a, int(draft.chain[draft.known - 1]) if draft.known else -1, draft.needs, counts)
+        counting.tally_new(about, held, draft.needs, counts)
         if (counts < draft.needs[:, 3]).any() or not self._make_nodes(draft):
             self._give_back(draft)
             return Published(Outcome.INCOMPLETE)
         books.serial += 1
-        made = int(nodes.hold_objects(a, draft.chain, about, draft.rows, books.serial))
+        made = int(records.hold_objects(a, draft.chain, about, draft.rows, books.serial))
         end = int(draft.chain[-1])
         before = books.needs_of(end) if a.node[end, PLACE] >= 0 else None
         was_unit, old_serial = a.node[end, PLACE] >= 0, int(a.node64[end, SERIAL])
-        nodes.add_refs(a, end, draft.needs, books.serial)
+        counting.add_refs(a, end, draft.needs, books.serial)
         if draft.known == len(draft.chain):
             pages.give_pages(a, int(a.node[end, BLOB]))
             a.node[end, BLOB], a.node[end, TOKENS] = draft.blobs[-1], len(draft.tokens(len(draft.chain) - 1))
@@ -261,11 +261,11 @@ class Publisher:
         a.node[end, NEEDS], a.node64[end, SERIAL] = len(draft.needs), books.serial
         books.use(end)
         if before is not None:
-            nodes.drop_refs(a, end, before, old_serial)
+            counting.drop_refs(a, end, before, old_serial)
         elif was_unit:
             books.recount()
         self._unhold(draft)
-        nodes.drop_unneeded(a, draft.chain, draft.about)
+        records.drop_unneeded(a, draft.chain, draft.about)
         return Published(Outcome.PUBLISHED, made, draft.pages * PAGE)
 
     def _make_nodes(self, draft: Draft) -> bool:

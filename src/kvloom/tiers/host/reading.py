@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from kvloom.tiers.host import checked, nodes, pages
+from kvloom.tiers.host import checked, nodes, pages, records
 from kvloom.tiers.host.arrays import CHECK, RUN
 from kvloom.tiers.host.books import Books, words
 from kvloom.tiers.host.xxh3 import SECRET, scratch
@@ -62,7 +62,7 @@ class Pinned:
         self.digests = words(places.digests)
         self.codes = np.full(len(places), int(Result.MISSING), np.int64)
         with books.lock:
-            nodes.pin(books.a, self.rows, self.about, self.digests, self.codes)
+            records.pin(books.a, self.rows, self.about, self.digests, self.codes)
             pinned = self.codes == 0
             self.checks = np.zeros((len(places), 2), np.int64)
             self.checks[pinned] = books.a.obj64[self.rows[pinned], CHECK : CHECK + 2]
@@ -79,7 +79,7 @@ class Pinned:
     def release(self) -> None:
         """Let go of them; a second time does nothing."""
         with self._books.lock:
-            nodes.unpin(self._books.a, self.rows, self._held)
+            records.unpin(self._books.a, self.rows, self._held)
             self._held[:] = int(Result.MISSING)
 
     def give_up(self, wrong: npt.NDArray[np.bool_]) -> None:

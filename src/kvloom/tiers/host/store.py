@@ -18,7 +18,7 @@ import xxhash
 
 from kvloom.errors import InputError
 from kvloom.tiers.contract import Usage
-from kvloom.tiers.host import arrays, nodes, pages
+from kvloom.tiers.host import arrays, counting, pages
 from kvloom.tiers.host.arrays import CHECK, FORM, GENERATION, GRADE, HELD, LENGTH, PAGE, RUN, STATE
 from kvloom.tiers.host.books import Books
 from kvloom.tiers.host.listing import catalogue, finding, unit_of
@@ -209,7 +209,7 @@ class HostStore:
                 needs = books.needs_of(n)
                 made.append((books.layout_of(n), books.digest_of(n)))
                 if needs is not None:
-                    need -= int(nodes.would_free(books.a, n, needs, int(books.a.node64[n, arrays.SERIAL]), refs))
+                    need -= int(counting.would_free(books.a, n, needs, int(books.a.node64[n, arrays.SERIAL]), refs))
         return made
 
     def unit(self, layout: bytes, digest: bytes) -> Unit | None:
