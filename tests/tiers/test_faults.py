@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -86,3 +88,10 @@ def test_publications_are_lost_refused_and_hidden() -> None:
     assert not hit(made, WORLD, UNIT)
     assert hit(made, WORLD, UNIT)
     assert made.done == {"lost": 1, "refused": 1, "hidden": 1}
+
+
+def test_faults_and_units_need_neither_pytest_nor_hypothesis() -> None:
+    code = "import sys, kvloom.testing, kvloom.testing.faults, kvloom.testing.units; "
+    code += "print(sorted({'pytest', 'hypothesis'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.strip() == "[]"
