@@ -76,9 +76,8 @@ def jit(function: F) -> F:
     The core's functions allocate nothing: scratch arrays are arguments.  Numba would otherwise count references to
     every array at every call, atomically, which costs thirty times the work itself.
     """
-    return _compile(
-        function, _sources_stamp(), forceinline=False
-    )  # said aloud: else it takes it from the function that calls it first
+    # Said aloud: else it takes it from the function that calls it first.
+    return _compile(function, _sources_stamp(), forceinline=False)
 
 
 def inlined(function: F) -> F:

@@ -44,7 +44,7 @@ def _emit_zero(_typing: Any, _dst: Any, _size: Any) -> Any:
 
 
 memcpy = cast("Callable[[int, int, int], None]", intrinsic(_emit_memcpy))
-_zero = cast("Callable[[int, int], None]", intrinsic(_emit_zero))
+zero = cast("Callable[[int, int], None]", intrinsic(_emit_zero))
 
 
 def _extend_rows(  # noqa: PLR0917
@@ -85,7 +85,7 @@ def _extend_rows(  # noqa: PLR0917
     for h in range(lead):
         to = out + h * head
         if dead:
-            _zero(to, dead * row_bytes)
+            zero(to, dead * row_bytes)
             to += dead * row_bytes
         at = begin
         while at < end:

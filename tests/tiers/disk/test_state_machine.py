@@ -13,55 +13,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.tiers.disk.conftest import MEMORY
 from tests.tiers.disk.world import LAYOUT, MIB, SEGMENT, World, hit, tokens_of, wrong_bytes
 
-from kvloom.tiers.disk import DiskStore, Outcome, Unit
+from kvloom.testing.model import Plain
+from kvloom.tiers.disk import DiskStore, Unit
 from kvloom.types import Grade
 
 WORLD = World((400, 700, 90))
 ROOTS = (b"a" * 32, b"b" * 32)
 LAYOUTS = (LAYOUT, b"o" * 32)
-Key = tuple[bytes, bytes, int, int]
-
-
-class Plain:
-    """What a store holds, as dictionaries: objects by (layout, node, group, column), units by (layout, node)."""
-
-    def __init__(self) -> None:
-        self.objects: dict[Key, int] = {}
-        self.units: dict[tuple[bytes, bytes], set[Key]] = {}
-        self.roots: dict[tuple[bytes, bytes], bytes] = {}
-
-    def publish(self, unit: Unit) -> Outcome:
-        names = [row.tobytes() for row in unit.digests]
-        brought = {(unit.layout, names[o.node], o.group, o.column): int(o.grade) for o in unit.objects}
-        needed = set()
-        for need in unit.needs:
-            begin = need.first_node, need.first_column
-            for key in {*self.objects, *brought}:
-                at = names.index(key[1]) if key[0] == unit.layout and key[1] in names else -1
-                if at >= 0 and key[2] == need.group and (at, key[3]) >= begin:
-                    needed.add(key)
-        if len(needed) < sum(need.count for need in unit.needs):
-            return Outcome.INCOMPLETE
-        fresh = {key: grade for key, grade in brought.items() if self.objects.get(key, -1) < grade}
-        end = unit.layout, names[-1]
-        if not fresh and end in self.units:
-            return Outcome.KNOWN
-        self.objects |= fresh
-        self.units[end] = needed
-        self.roots[end] = unit.root
-        return Outcome.PUBLISHED
-
-    def clear(self, layout: bytes | None, root: bytes) -> int:
-        gone = [key for key in self.units if layout is None or (key[0] == layout and self.roots[key] == root)]
-        for key in gone:
-            del self.units[key]
-        self.sweep()
-        return len(gone)
-
-    def sweep(self) -> None:
-        """Only what some unit needs."""
-        needed = set().union(*self.units.values())
-        self.objects = {key: grade for key, grade in self.objects.items() if key in needed}
 
 
 class Machine(RuleBasedStateMachine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import stat
 from pathlib import Path
 
@@ -191,3 +192,40 @@ def test_units_are_checked_where_they_are_made() -> None:
         Unit(*parts, [NewObject(2, 0, 0, Grade.CANONICAL, b"x")], good.needs)
     with pytest.raises(InputError, match="0 bytes"):
         Unit(*parts, [NewObject(0, SNAPSHOT, 0, Grade.CANONICAL, b"")], good.needs)
+
+
+def test_a_store_of_an_earlier_version_is_given_the_key_of_parents(tmp_path: Path) -> None:
+    tokens = tokens_of(1, 2, ragged=3)
+    with DiskStore.open(tmp_path / "store", 64 * MIB) as store:
+        store.publish(WORLD.unit(tokens))
+    (path,) = (tmp_path / "store").glob("index-*.sqlite")
+
+    def without() -> None:
+        db = sqlite3.connect(path, isolation_level=None)
+        db.execute("DROP INDEX nodes_parent")
+        db.close()
+
+    without()
+    digests = WORLD.unit(np.concatenate([tokens[:16], tokens_of(2, 1)])).digests
+    with DiskStore.open(tmp_path / "store") as store:
+        assert store.lookup(LAYOUT, digests).tails.tolist() == [[1, 3]]
+        without()
+        assert len(store.lookup(LAYOUT, digests).tails) == 0
+        assert store.publish(WORLD.unit(tokens_of(3, 2))).stored
+        assert hit(store, WORLD, WORLD.unit(tokens))
+    with DiskStore.open(tmp_path / "store") as store:
+        assert store.lookup(LAYOUT, digests).tails.tolist() == [[1, 3]]
+        assert store.verify().ok
+
+
+def test_usage_follows_what_others_do(tmp_path: Path) -> None:
+    with DiskStore.open(tmp_path / "store", 64 * MIB) as one, DiskStore.open(tmp_path / "store") as two:
+        before = two.usage()
+        unit = WORLD.unit(tokens_of(1, 3))
+        one.publish(unit)
+        for store in (one, two):
+            usage = store.usage()
+            assert (usage.units, usage.objects, usage.capacity) == (1, len(unit.objects), 64 * MIB)
+            assert before.bytes < usage.bytes <= usage.capacity
+            assert usage.bytes == store.contents().in_use
+    assert two.usage().units == 1

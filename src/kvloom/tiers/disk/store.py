@@ -43,7 +43,7 @@ from kvloom.tiers.disk.publisher import Publisher, capacity
 from kvloom.tiers.disk.reading import THREADS, Reader
 from kvloom.tiers.disk.reads import Reads
 from kvloom.tiers.disk.rebuild import Rebuilt, rebuild
-from kvloom.tiers.disk.sinks import Copying, Deliver, Handing
+from kvloom.tiers.disk.sinks import Copying, Deliver, Handing, Sink
 from kvloom.tiers.disk.space import MINIMUM, add_parent_index
 from kvloom.tiers.disk.sweeping import Swept
 from kvloom.tiers.disk.usage import Usages
@@ -55,6 +55,7 @@ from kvloom.tiers.values import (
     Places,
     Published,
     ReadResult,
+    Result,
     Unit,
     check_digests,
     check_layout,
@@ -255,7 +256,7 @@ class DiskStore:
         ends = offsets + places.entries["length"].astype(np.int64)
         if len(offsets) != len(places) or (len(ends) and (offsets.min() < 0 or int(ends.max()) > len(into))):
             raise InputError("the objects do not fit at the offsets that they are to be read to")
-        return self._reading.read(self._index, places, Copying(into, offsets), stop)
+        return self._read(places, Copying(into, offsets), stop)
 
     def read_each(self, places: Places, deliver: Deliver, stop: Callable[[], bool] = lambda: False) -> ReadResult:
         """Read objects and hand every verified one to ``deliver``, in any order, from several threads.
@@ -263,7 +264,12 @@ class DiskStore:
         ``stop`` is asked before every piece; what was not read then is ``STOPPED``.  No object is delivered after the
         call ended.  Thread-safe.
         """
-        return self._reading.read(self._index, places, Handing(deliver), stop)
+        return self._read(places, Handing(deliver), stop)
+
+    def _read(self, places: Places, sink: Sink, stop: Callable[[], bool]) -> ReadResult:
+        if self._closed:
+            return ReadResult(np.full(len(places), Result.MISSING, np.uint8), 0, 0, "the store is closed")
+        return self._reading.read(self._index, places, sink, stop)
 
     # Keeping house
 

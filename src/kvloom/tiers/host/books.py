@@ -8,7 +8,7 @@ import numpy as np
 import xxhash
 
 from kvloom.page_tables.cuckoo import CuckooTable
-from kvloom.tiers.host import heap, nodes, pages
+from kvloom.tiers.host import counting, heap, nodes, pages, records
 from kvloom.tiers.host.arrays import (
     AT,
     BLOB,
@@ -171,7 +171,7 @@ class Books:
         if needs is None:
             self.recount()
         else:
-            nodes.drop_refs(self.a, n, needs, int(self.a.node64[n, SERIAL]))
+            counting.drop_refs(self.a, n, needs, int(self.a.node64[n, SERIAL]))
         self.a.node[n, NEEDS] = 0
         if int(self.a.node[n, TOKENS]) and needs is not None:
             self._sum_again(n)
@@ -200,19 +200,19 @@ class Books:
     def recount(self) -> None:
         """All counts anew: those of a unit whose needs are damaged cannot be taken back one by one."""
         self.recounts += 1
-        nodes.reset_refs(self.a)
+        counting.reset_refs(self.a)
         bad = []
         for n in self.a.heap[: int(self.a.scalars[UNITS])].tolist():
             needs = self.needs_of(n)
             if needs is None:
                 bad.append(n)
             else:
-                nodes.add_refs(self.a, n, needs, int(self.a.node64[n, SERIAL]))
+                counting.add_refs(self.a, n, needs, int(self.a.node64[n, SERIAL]))
         if self.hold is not None:
-            nodes.add_refs(self.a, *self.hold)
+            counting.add_refs(self.a, *self.hold)
         for n in bad:
             heap.forget(self.a, n)
-        nodes.drop_all_unneeded(self.a)
+        records.drop_all_unneeded(self.a)
         for n in bad:
             self.prune(n)
 
@@ -236,14 +236,14 @@ class Books:
                 if self.a.node[n, PLACE] >= 0 and self._needs(n, x):
                     self.drop_unit(n)
             if self.a.obj[x, STATE] == HELD and self.a.obj[x, GENERATION] == generation:
-                nodes.drop_object(self.a, x)
+                records.drop_object(self.a, x)
                 self.prune(node)
         self.quarantined += count
         return count
 
     def _needs(self, n: int, x: int) -> bool:
         needs = self.needs_of(n)
-        return needs is None or bool(nodes.needs_object(self.a, x, needs))
+        return needs is None or bool(counting.needs_object(self.a, x, needs))
 
     def units_below(self, node: int) -> list[int]:
         """Nodes at or below ``node`` at which a unit ends."""
@@ -279,13 +279,13 @@ class Books:
         used = np.flatnonzero(a.obj[:top, STATE] != 0)
         assert len(used) == int(a.scalars[OBJECTS]), f"{len(used)} objects, {int(a.scalars[OBJECTS])} counted"
         before = a.obj[:top, REFS].copy()
-        nodes.reset_refs(a)
+        counting.reset_refs(a)
         for n in a.heap[: int(a.scalars[UNITS])].tolist():
             needs = self.needs_of(n)
             assert needs is not None, f"node {n} is damaged"
-            nodes.add_refs(a, n, needs, int(a.node64[n, SERIAL]))
+            counting.add_refs(a, n, needs, int(a.node64[n, SERIAL]))
         if self.hold is not None:
-            nodes.add_refs(a, *self.hold)
+            counting.add_refs(a, *self.hold)
         assert len(held) == self.objects, f"{len(held)} objects are held, {self.objects} counted"
         assert (a.obj[held, REFS] == before[held]).all(), "objects are counted wrongly"
         assert (before[held] > 0).all(), "an object is held that nothing needs"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from kvloom.errors import StoreError
-from kvloom.tiers.host import nodes
+from kvloom.tiers.host import nodes, records
 from kvloom.tiers.host.arrays import (
     AT,
     BORN,
@@ -41,7 +41,7 @@ def places_of(books: Books, layout: bytes, rows: IntArray) -> tuple[Places, IntA
     a, size = books.a, 64 + 16 * len(rows)
     while True:
         out = np.empty((size, 2), np.int64)
-        count = int(nodes.list_objects(a, rows, out, size))
+        count = int(records.list_objects(a, rows, out, size))
         if count <= size:
             break
         size = count

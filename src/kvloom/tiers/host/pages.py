@@ -10,11 +10,15 @@ from typing import Any
 from kvloom.core._jit import jit_of
 from kvloom.core.bitmap import lowest_bit, mark_range_free, next_free, take_range
 from kvloom.tiers.host.arrays import FREE, MEMORY, PAGE, PAGES, RUN
+from kvloom.tiers.host.streaming import LINE, copy_line, fence
 from kvloom.tiers.rows import memcpy
 from kvloom.types import AnyArray
 
 jit = jit_of("kvloom.tiers.host")
 
+OUTWARD, INWARD, PAST = 0, 1, 2
+LARGE = 16 << 10
+"""Bytes from which on it pays to go past the cache."""
 TRIES = 32
 """Gaps that are looked at for one that takes everything."""
 
@@ -101,7 +105,19 @@ def cut_pages(a: Any, page: int, keep: int) -> None:
 
 
 @jit
-def _move(a: Any, page: int, begin: int, size: int, other: int, inward: int) -> int:
+def _stream(to: int, source: int, size: int) -> None:
+    """Copy past the cache."""
+    head = min(-to & (LINE - 1), size)
+    memcpy(to, source, head)
+    lines = (size - head) // LINE
+    for i in range(lines):
+        copy_line(to + head + i * LINE, source + head + i * LINE)
+    done = head + lines * LINE
+    memcpy(to + done, source + done, size - done)
+
+
+@jit
+def _move(a: Any, page: int, begin: int, size: int, other: int, way: int) -> int:
     """Copy bytes [begin, begin + size) of the runs from ``page`` on to the address ``other``, or from there to them.
 
     Returns 1, or 0 where the runs are not what they can be; then some bytes may have been copied.
@@ -116,8 +132,10 @@ def _move(a: Any, page: int, begin: int, size: int, other: int, inward: int) -> 
         if begin < here:
             part = min(here - begin, size)
             mine = a.scalars[MEMORY] + page * PAGE + begin
-            if inward == 1:
+            if way == INWARD:
                 memcpy(mine, other, part)
+            elif way == PAST and part >= LARGE:
+                _stream(other, mine, part)
             else:
                 memcpy(other, mine, part)
             other += part
@@ -132,17 +150,23 @@ def _move(a: Any, page: int, begin: int, size: int, other: int, inward: int) -> 
 @jit
 def gather(a: Any, page: int, begin: int, size: int, to: int) -> int:
     """Copy bytes of the runs from ``page`` on to an address; 0 where that is not possible."""
-    return _move(a, page, begin, size, to, 0)
+    return _move(a, page, begin, size, to, OUTWARD)
 
 
 @jit
 def scatter(a: Any, page: int, begin: int, size: int, source: int) -> int:
     """Copy bytes from an address to the runs from ``page`` on; 0 where that is not possible."""
-    return _move(a, page, begin, size, source, 1)
+    return _move(a, page, begin, size, source, INWARD)
 
 
 @jit
-def gather_many(a: Any, rows: AnyArray, lengths: AnyArray, to: AnyArray, begin: int, end: int, good: AnyArray) -> None:
-    """Copy the objects ``rows[begin:end]`` to addresses ``to``; ``good`` uint8 gets 1, or 0 where that failed."""
+def gather_many(
+    a: Any, rows: AnyArray, lengths: AnyArray, to: AnyArray, begin: int, end: int, good: AnyArray, way: int
+) -> None:
+    """Copy the objects ``rows[begin:end]`` to addresses ``to``; ``good`` uint8 gets 1, or 0 where that failed.
+
+    ``way``: ``OUTWARD``, or ``PAST`` the cache for bytes that are not looked at here.
+    """
     for i in range(begin, end):
-        good[i] = _move(a, a.obj[rows[i], RUN], 0, lengths[i], to[i], 0)
+        good[i] = _move(a, a.obj[rows[i], RUN], 0, lengths[i], to[i], way)
+    fence()

@@ -1,4 +1,4 @@
-"""Taking a unit into the host tier: pages first, then the bytes without the lock, then all of it visible in one step."""
+"""Taking a unit into the host tier: pages first, then the bytes without the lock, then all visible in one step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 
 from kvloom.errors import TableFullError
-from kvloom.tiers.host import nodes, pages
+from kvloom.tiers.host import counting, nodes, pages, records
 from kvloom.tiers.host.arrays import (
     ANCHORS,
     BLOB,
@@ -109,6 +109,7 @@ class Publisher:
         books.number_of(unit.layout)
         chain, others = books.find(unit.layout, unit.digests)
         known = int((chain >= 0).sum())
+        others += books.find(unit.layout, np.frombuffer(unit.root, np.uint8).reshape(1, -1), roots=True)[1]
         if others or not self._one_chain(unit, chain, known):
             return Published(Outcome.UNAVAILABLE, reason="digests of this chain belong to another one here")
         if any(need.count > LARGEST for need in unit.needs):
@@ -120,8 +121,8 @@ class Publisher:
         held, fresh = self._fresh(chain, about)
         end = int(chain[known - 1]) if known else -1
         counts = np.zeros(len(needs), np.int64)
-        base = int(nodes.tally(a, end, needs, counts))
-        nodes.tally_new(about, held, needs, counts)
+        base = int(counting.tally(a, end, needs, counts))
+        counting.tally_new(about, held, needs, counts)
         if (counts < needs[:, 3]).any():
             return Published(Outcome.INCOMPLETE)
         n = int(chain[-1])
@@ -140,14 +141,13 @@ class Publisher:
         if not known:
             return True
         above = self._books.a.node[chain[:known], PARENT]
-        return int(above[0]) == self._books.root(unit.layout, unit.root) and bool(
-            (above[1:] == chain[: known - 1]).all()
-        )
+        root = self._books.root(unit.layout, unit.root)
+        return int(above[0]) == root and bool((above[1:] == chain[: known - 1]).all())
 
     def _fresh(self, chain: IntArray, about: IntArray) -> tuple[IntArray, IntArray]:
         """Which objects are held, -1 for those that are not; and which are new or better than what is held."""
         held = np.empty(len(about), np.int64)
-        nodes.find_objects(self._books.a, chain, about, held)
+        records.find_objects(self._books.a, chain, about, held)
         better = self._books.a.obj[np.maximum(held, 0), GRADE] < about[:, 4]
         return held, np.flatnonzero((held < 0) | better)
 
@@ -165,7 +165,7 @@ class Publisher:
         if end >= 0:
             a.node[end, ANCHORS] += 1
         books.hold = (end, draft.needs, books.serial)
-        nodes.add_refs(a, *books.hold)
+        counting.add_refs(a, *books.hold)
         while (
             a.scalars[FREE] < count
             or len(a.node) - a.scalars[NODES] < new_nodes
@@ -176,8 +176,8 @@ class Publisher:
                 return False
         draft.pages = count
         draft.rows, draft.blobs = np.empty(len(sizes), np.int64), np.empty(len(blobs), np.int64)
-        nodes.new_objects(a, sizes, draft.rows)
-        nodes.take_many(a, blobs, draft.blobs)
+        records.new_objects(a, sizes, draft.rows)
+        records.take_many(a, blobs, draft.blobs)
         return True
 
     def _unhold(self, draft: Draft) -> None:
@@ -186,14 +186,14 @@ class Publisher:
             return
         end, needs, serial = books.hold
         books.hold = None
-        nodes.drop_refs(books.a, end, needs, serial)
+        counting.drop_refs(books.a, end, needs, serial)
         if end >= 0:
             books.a.node[end, ANCHORS] -= 1
             books.prune(end)
 
     def _give_back(self, draft: Draft) -> None:
         for x in draft.rows.tolist():
-            nodes.free_object(self._books.a, x)
+            records.free_object(self._books.a, x)
         for page in draft.blobs.tolist():
             pages.give_pages(self._books.a, page)
         self._unhold(draft)
@@ -204,7 +204,7 @@ class Publisher:
         a, unit = self._books.a, draft.unit
         which = draft.fresh
         seeds = seeds_of(unit.layout, draft.digests[draft.about[which, 0]], draft.about[which])
-        for i, x, seed in zip(which.tolist(), draft.rows.tolist(), seeds, strict=True):
+        for i, x, seed in zip(which.tolist(), draft.rows.tolist(), seeds.tolist(), strict=True):
             check = self.put(int(a.obj[x, RUN]), unit.objects[i], seed)
             a.obj64[x, CHECK : CHECK + 2] = np.frombuffer(check, np.int64)
         last = len(draft.chain) - 1
@@ -222,7 +222,7 @@ class Publisher:
         if isinstance(item.payload, Fill):
             # What is scattered over several runs is made in one piece first.
             room = self._memory[page * PAGE : page * PAGE + size] if whole else _aligned(size)
-            view = memoryview(room)
+            view = room.data
             item.payload.write(view)
             with contextlib.suppress(BufferError):
                 view.release()  # whoever kept it writes no more; who kept an array of it is found out by the checksum
@@ -239,21 +239,21 @@ class Publisher:
     # ---------------------------------------------------------------- after
 
     def _enter(self, draft: Draft) -> Published:
-        books, a, unit = self._books, self._books.a, draft.unit
+        books, a = self._books, self._books.a
         about = draft.about[draft.fresh]
         held, _ = self._fresh(draft.chain, about)
         counts = np.zeros(len(draft.needs), np.int64)
-        nodes.tally(a, int(draft.chain[draft.known - 1]) if draft.known else -1, draft.needs, counts)
-        nodes.tally_new(about, held, draft.needs, counts)
+        counting.tally(a, int(draft.chain[draft.known - 1]) if draft.known else -1, draft.needs, counts)
+        counting.tally_new(about, held, draft.needs, counts)
         if (counts < draft.needs[:, 3]).any() or not self._make_nodes(draft):
             self._give_back(draft)
             return Published(Outcome.INCOMPLETE)
         books.serial += 1
-        made = int(nodes.hold_objects(a, draft.chain, about, draft.rows, books.serial))
+        made = int(records.hold_objects(a, draft.chain, about, draft.rows, books.serial))
         end = int(draft.chain[-1])
         before = books.needs_of(end) if a.node[end, PLACE] >= 0 else None
         was_unit, old_serial = a.node[end, PLACE] >= 0, int(a.node64[end, SERIAL])
-        nodes.add_refs(a, end, draft.needs, books.serial)
+        counting.add_refs(a, end, draft.needs, books.serial)
         if draft.known == len(draft.chain):
             pages.give_pages(a, int(a.node[end, BLOB]))
             a.node[end, BLOB], a.node[end, TOKENS] = draft.blobs[-1], len(draft.tokens(len(draft.chain) - 1))
@@ -261,11 +261,11 @@ class Publisher:
         a.node[end, NEEDS], a.node64[end, SERIAL] = len(draft.needs), books.serial
         books.use(end)
         if before is not None:
-            nodes.drop_refs(a, end, before, old_serial)
+            counting.drop_refs(a, end, before, old_serial)
         elif was_unit:
             books.recount()
         self._unhold(draft)
-        nodes.drop_unneeded(a, draft.chain, draft.about)
+        records.drop_unneeded(a, draft.chain, draft.about)
         return Published(Outcome.PUBLISHED, made, draft.pages * PAGE)
 
     def _make_nodes(self, draft: Draft) -> bool:
@@ -286,7 +286,9 @@ class Publisher:
             nodes.new_chain(a, number, parent, draft.digests[known:], draft.blobs, about, made)
             draft.chain[known:] = made
             draft.blobs = draft.blobs[:0]
-            books.table.put(books.keys(unit.layout, unit.digests[known:]), made)
+            there = books.table.put(books.keys(unit.layout, unit.digests[known:]), made)
+            if (there >= 0).any():
+                raise TableFullError("a digest is in this chain twice")
         except TableFullError:
             books.prune(int(draft.chain[-1]) if draft.chain[-1] >= 0 else parent)
             draft.chain[known:] = -1

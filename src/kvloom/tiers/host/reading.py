@@ -1,10 +1,11 @@
 """Reading objects of the host tier: pinned, copied block by block with the GIL released, and checked as they arrive.
 
-What is checked is what was delivered, while the cache still has it: a block is copied and then hashed where it lies.
+What is checked is what is delivered: bytes are hashed on their way, or where they were put.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,14 +14,17 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from kvloom.tiers.host import nodes, pages
+from kvloom.tiers.host import checked, nodes, pages, records
 from kvloom.tiers.host.arrays import CHECK, RUN
 from kvloom.tiers.host.books import Books, words
+from kvloom.tiers.host.xxh3 import SECRET, scratch
 from kvloom.tiers.values import OBJECT, Places, ReadResult, Result
 from kvloom.types import AnyArray, IntArray
 
 BLOCK = 256 << 10
-"""Bytes that are hashed while the cache of the core has them from copying."""
+"""Bytes of a very large object that are hashed while the cache of the core has them from copying."""
+AT_ONCE = 8 << 20
+"""Bytes of the largest object that is copied and checked without asking whether to stop."""
 TASK = 4 << 20
 """Bytes after which the caller is asked whether to stop, and that one thread takes at a time."""
 ALONE = 1 << 20
@@ -36,13 +40,12 @@ def about_places(places: Places) -> IntArray:
     return np.stack([places.entries[name].astype(np.int64) for name in names], axis=1)
 
 
-def seeds_of(layout: bytes, digests: AnyArray, about: IntArray) -> list[int]:
-    """What the checksums of objects start from; ``digests`` int64 ``[m, 4]``."""
+def seeds_of(layout: bytes, digests: AnyArray, about: IntArray) -> AnyArray:
+    """What the checksums of objects start from, uint64; ``digests`` int64 ``[m, 4]``."""
     out = np.empty(len(about), np.uint64)
     name = np.frombuffer(bytearray(layout), np.uint64)
     nodes.seeds(name, digests.view(np.uint64), about, out)
-    made: list[int] = out.tolist()
-    return made
+    return out
 
 
 class Pinned:
@@ -59,7 +62,7 @@ class Pinned:
         self.digests = words(places.digests)
         self.codes = np.full(len(places), int(Result.MISSING), np.int64)
         with books.lock:
-            nodes.pin(books.a, self.rows, self.about, self.digests, self.codes)
+            records.pin(books.a, self.rows, self.about, self.digests, self.codes)
             pinned = self.codes == 0
             self.checks = np.zeros((len(places), 2), np.int64)
             self.checks[pinned] = books.a.obj64[self.rows[pinned], CHECK : CHECK + 2]
@@ -76,7 +79,7 @@ class Pinned:
     def release(self) -> None:
         """Let go of them; a second time does nothing."""
         with self._books.lock:
-            nodes.unpin(self._books.a, self.rows, self._held)
+            records.unpin(self._books.a, self.rows, self._held)
             self._held[:] = int(Result.MISSING)
 
     def give_up(self, wrong: npt.NDArray[np.bool_]) -> None:
@@ -91,11 +94,10 @@ class Copy:
 
     def __init__(self, books: Books, pinned: Pinned, into: AnyArray, offsets: IntArray, *, check: bool) -> None:
         self._a, self._pinned, self._into = books.a, pinned, into
-        self._view = memoryview(into)
+        self._view = into.data
         self._lengths = np.ascontiguousarray(pinned.about[:, 5])
         self._addresses = np.ascontiguousarray(offsets, np.int64) + into.ctypes.data
-        self._offsets = offsets.tolist()
-        self._good = np.zeros(len(offsets), np.uint8)
+        self._offsets = offsets
         self._which = np.flatnonzero(pinned.codes == 0)
         self._rows = pinned.rows
         self.results = pinned.codes.astype(np.uint8)
@@ -103,14 +105,15 @@ class Copy:
         self._check = check
         if check:
             self._seeds = seeds_of(pinned.layout, pinned.digests, pinned.about)
-            data = pinned.checks.tobytes()
-            self._checks = [data[i : i + 16] for i in range(0, len(data), 16)]
 
     def run(self, stop: Callable[[], bool], pool: ThreadPoolExecutor | None) -> None:
         """Copy everything; no thread writes any more when this returns, however it does."""
         tasks = deque(self._tasks())
         total = int(self._lengths[self._which].sum())
-        other = pool.submit(self._work, tasks, stop) if pool is not None and total > ALONE else None
+        other = None
+        if pool is not None and total > ALONE:
+            with contextlib.suppress(RuntimeError):  # the tier is being closed
+                other = pool.submit(self._work, tasks, stop)
         try:
             self._work(tasks, stop)
         finally:
@@ -145,44 +148,45 @@ class Copy:
             else:
                 rows, lengths, addresses = self._rows[which], self._lengths[which], self._addresses[which]
                 good = np.zeros(len(which), np.uint8)
-                pages.gather_many(self._a, rows, lengths, addresses, 0, len(which), good)
+                pages.gather_many(self._a, rows, lengths, addresses, 0, len(which), good, pages.PAST)
                 self.results[which] = np.where(good == 1, Result.OK, Result.INTEGRITY)
 
     def _checked(self, which: IntArray, stop: Callable[[], bool]) -> None:
-        rows, lengths, addresses = self._rows[which], self._lengths[which], self._addresses[which]
-        good = np.zeros(len(which), np.uint8)
-        begin = 0
-        sizes = lengths.tolist()
-        numbers = which.tolist()
-        while begin < len(sizes):
-            if sizes[begin] > BLOCK:
-                self.results[numbers[begin]] = self._large(numbers[begin], stop)
-                begin += 1
-                continue
-            end, total = begin, 0
-            while end < len(sizes) and total + sizes[end] <= BLOCK:
-                total += sizes[end]
-                end += 1
-            pages.gather_many(self._a, rows, lengths, addresses, begin, end, good)
-            self._compare(numbers, sizes, begin, end, good)
-            begin = end
+        large = self._lengths[which] > AT_ONCE
+        for i in which[large].tolist():
+            self.results[i] = self._large(i, stop)
+        rest = which[~large]
+        good = np.zeros(len(rest), np.uint8)
+        checked.check_many(
+            self._a,
+            self._rows[rest],
+            self._lengths[rest],
+            self._addresses[rest],
+            self._seeds[rest],
+            self._pinned.checks[rest],
+            SECRET,
+            *scratch(),
+            good,
+        )
+        self.results[rest] = np.where(good == checked.GOOD, Result.OK, Result.INTEGRITY)
+        for i in rest[good == checked.UNCHECKED].tolist():
+            self.results[i] = self._short(i)
 
-    def _compare(self, numbers: list[int], sizes: list[int], begin: int, end: int, good: AnyArray) -> None:
-        view, offsets, seeds, checks, digest = (
-            self._view, self._offsets, self._seeds, self._checks, xxhash.xxh3_128_digest,
-        )  # fmt: skip
-        for k in range(begin, end):
-            i = numbers[k]
-            at = offsets[i]
-            if good[k] and digest(view[at : at + sizes[k]], seeds[i]) == checks[i]:
-                self.results[i] = 0
-            else:
-                view[at : at + sizes[k]] = bytes(sizes[k])
-                self.results[i] = 1
+    def _short(self, i: int) -> Result:
+        """Of what was copied already."""
+        at, size = int(self._offsets[i]), int(self._lengths[i])
+        if xxhash.xxh3_128_digest(self._view[at : at + size], int(self._seeds[i])) == self._checks(i):
+            return Result.OK
+        self._into[at : at + size] = 0
+        return Result.INTEGRITY
+
+    def _checks(self, i: int) -> bytes:
+        made: bytes = self._pinned.checks[i].tobytes()
+        return made
 
     def _large(self, i: int, stop: Callable[[], bool]) -> Result:
-        state = xxhash.xxh3_128(seed=self._seeds[i])
-        length, at, to = int(self._lengths[i]), self._offsets[i], int(self._addresses[i])
+        state = xxhash.xxh3_128(seed=int(self._seeds[i]))
+        length, at, to = int(self._lengths[i]), int(self._offsets[i]), int(self._addresses[i])
         run = int(self._a.obj[self._rows[i], RUN])
         result = Result.OK
         for begin in range(0, length, BLOCK):
@@ -194,7 +198,7 @@ class Copy:
             if begin and begin % TASK == 0 and stop():
                 result = Result.STOPPED
                 break
-        if result is Result.OK and state.digest() != self._checks[i]:
+        if result is Result.OK and state.digest() != self._checks(i):
             result = Result.INTEGRITY
         if result is not Result.OK:
             self._into[at : at + length] = 0

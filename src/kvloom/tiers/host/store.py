@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import mmap
 import threading
@@ -17,14 +18,15 @@ import xxhash
 
 from kvloom.errors import InputError
 from kvloom.tiers.contract import Usage
-from kvloom.tiers.host import arrays, nodes, pages
+from kvloom.tiers.host import arrays, counting, pages
 from kvloom.tiers.host.arrays import CHECK, FORM, GENERATION, GRADE, HELD, LENGTH, PAGE, RUN, STATE
 from kvloom.tiers.host.books import Books
-from kvloom.tiers.host.listing import Batch, catalogue, finding, unit_of
+from kvloom.tiers.host.listing import catalogue, finding, unit_of
 from kvloom.tiers.host.publishing import Publisher, pages_of
 from kvloom.tiers.host.reading import PLACE as HOST_PLACE
 from kvloom.tiers.host.reading import about_places, read, seeds_of
 from kvloom.tiers.values import (
+    Batch,
     Digests,
     Found,
     Outcome,
@@ -61,7 +63,10 @@ class Counts:
 
 def anonymous(n_bytes: int) -> npt.NDArray[np.uint8]:
     """Memory that the kernel hands out page by page when it is first written."""
-    return np.frombuffer(mmap.mmap(-1, n_bytes), np.uint8)
+    mapping = mmap.mmap(-1, n_bytes)
+    with contextlib.suppress(OSError):  # a kernel without them; they only save time
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapping, np.uint8)
 
 
 class HostStore:
@@ -208,7 +213,7 @@ class HostStore:
                 needs = books.needs_of(n)
                 made.append((books.layout_of(n), books.digest_of(n)))
                 if needs is not None:
-                    need -= int(nodes.would_free(books.a, n, needs, int(books.a.node64[n, arrays.SERIAL]), refs))
+                    need -= int(counting.would_free(books.a, n, needs, int(books.a.node64[n, arrays.SERIAL]), refs))
         return made
 
     def unit(self, layout: bytes, digest: bytes) -> Unit | None:
@@ -230,20 +235,18 @@ class HostStore:
     ) -> int:
         """Put other bytes in the place of objects, such as a cold form, and free the pages that this saves.
 
-        Each object changes at one moment; units stay whole.  Those that are gone, are being read, or would become larger
-        stay as they are.  Returns how many changed; their former places are ``MISSING`` from then on.
+        Each object changes at one moment; units stay whole.  Those that are gone, are being read, or would become
+        larger stay as they are.  Returns how many changed; their former places are ``MISSING`` from then on.
         """
         about = about_places(places)
         about[:, 3], about[:, 4] = int(form), int(grade)
-        about[:, 5] = [memoryview(payload).nbytes for payload in payloads]
+        parts = [np.frombuffer(np.ascontiguousarray(p) if isinstance(p, np.ndarray) else p, np.uint8) for p in payloads]
+        about[:, 5] = [len(part) for part in parts]
         seeds = seeds_of(places.layout, np.require(places.digests, requirements=["C", "W"]).view(np.int64), about)
         count, a = 0, self._books.a
         sizes = pages_of(about[:, 5])
-        for i, (payload, seed) in enumerate(zip(payloads, seeds, strict=True)):
+        for i, (data, seed) in enumerate(zip(parts, seeds.tolist(), strict=True)):
             x, size = int(places.entries["row"][i]), int(about[i, 5])
-            data = np.frombuffer(
-                np.ascontiguousarray(payload) if isinstance(payload, np.ndarray) else payload, np.uint8
-            )
             check = xxhash.xxh3_128_digest(data.data, seed)
             with self._books.lock:
                 row = a.obj[x]
