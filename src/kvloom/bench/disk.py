@@ -82,7 +82,8 @@ def run_all(directory: Path, report: Report, *, total: int = 512 << 20, repeats:
     base = Path(tempfile.mkdtemp(prefix="kvloom-bench-", dir=directory))
     rows, steps = [], len(SIZES) * 2 * repeats
     try:
-        payload = np.random.Generator(np.random.PCG64(0)).integers(0, 256, total, np.uint8)
+        payload = aligned(total)
+        payload[:] = np.random.Generator(np.random.PCG64(0)).integers(0, 256, total, np.uint8)
         for i, size in enumerate(SIZES):
             bench = _Bench(base, payload, size)
             for j, cell in enumerate((bench.store, bench.restore)):
@@ -110,8 +111,6 @@ class _Bench:
         self._raw = base / "raw"
         self._ops = FileOps()
         self._pool = ThreadPoolExecutor(THREADS)
-        self._source = aligned(PIECE)
-        self._source[:] = payload[:PIECE]
 
     def _unit(self, number: int, count: int) -> Unit:
         """A chain of its own, with half a MiB to a node."""
@@ -191,9 +190,9 @@ class _Bench:
         fd, small = (self._ops.open(p, os.O_RDWR | os.O_CREAT | os.O_EXCL | DIRECT) for p in (self._raw, index))
         for i, start in enumerate(range(0, len(self._payload), UNIT_BYTES)):
             pieces = range(start, start + UNIT_BYTES, PIECE)
-            list(self._pool.map(lambda at: self._ops.write(fd, self._source.data, at), pieces))
+            list(self._pool.map(lambda at: self._ops.write(fd, self._payload[at : at + PIECE].data, at), pieces))
             self._ops.sync_data(fd)
-            self._ops.write(small, self._source[:PAGE].data, i * PAGE)
+            self._ops.write(small, self._payload[:PAGE].data, i * PAGE)
             self._ops.sync_data(small)
         seconds = time.perf_counter() - begun
         self._ops.close(fd)
