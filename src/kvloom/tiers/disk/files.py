@@ -7,11 +7,13 @@ ends, and two handles of one process exclude each other like two processes do.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +46,19 @@ def aligned(size: int) -> npt.NDArray[np.uint8]:
     return whole[start : start + size]
 
 
+def _find_allocate() -> Callable[[int, int, int, int], int] | None:
+    """Linux' own call: that of os would write zeros where the file system cannot allocate."""
+    try:
+        call = ctypes.CDLL(None, use_errno=True).fallocate64
+    except (OSError, AttributeError):
+        return None
+    call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return call  # type: ignore[no-any-return]
+
+
+_allocate = _find_allocate()
+
+
 class FileOps:
     """The operating system, as it is.  Every method may raise OSError; thread-safe."""
 
@@ -72,6 +87,16 @@ class FileOps:
             if whole == 0:
                 raise OSError(errno.EIO, "the device takes no whole page")
             done += whole
+
+    def allocate(self, fd: int, offset: int, size: int) -> None:
+        """Have the blocks of a part of a file together before they are written, where the file system can do that.
+
+        The file is as long afterwards; what was not written reads as zero.
+        """
+        if _allocate is not None and _allocate(fd, 0, offset, size):
+            number = ctypes.get_errno()
+            if number not in {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}:
+                raise OSError(number, os.strerror(number))
 
     def read(self, fd: int, into: memoryview, offset: int) -> int:
         """Fill ``into`` from page-aligned ``offset``; fewer bytes only at the end of the file."""

@@ -122,7 +122,8 @@ class Index:
 
     def close(self) -> None:
         """Close both connections."""
-        with self._reading, self._writing, contextlib.suppress(sqlite3.Error):
+        # In this order, as whoever writes may read as well.
+        with self._writing, self._reading, contextlib.suppress(sqlite3.Error):
             self._reader.close()
             self._writer.close()
 
@@ -137,9 +138,13 @@ class Index:
                 self._reader.execute("ROLLBACK")
 
     @contextlib.contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, durable when it ends without an exception and undone otherwise."""
+    def write(self, *, lasting: bool = True) -> Iterator[sqlite3.Connection]:
+        """One transaction, durable when it ends without an exception and undone otherwise.
+
+        One that is not ``lasting`` is durable with the next one that is, of any process.
+        """
         with self._writing, translated():
+            self._writer.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'NORMAL'}")
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 yield self._writer
@@ -148,6 +153,11 @@ class Index:
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
                 raise
+
+    def version(self) -> tuple[str, int]:
+        """Another one whenever anything was committed since, by whomever."""
+        with self._reading, translated():
+            return self.path.name, int(self._reader.execute("PRAGMA data_version").fetchone()[0])
 
     def shrink(self) -> None:
         """Give back what the main file has free, a little at a time, so that the log stays small."""

@@ -15,7 +15,7 @@ from kvloom.tiers.disk.publishing import put_boundary
 from kvloom.tiers.disk.quarantine import quarantine
 from kvloom.tiers.disk.reading import Reader
 from kvloom.tiers.disk.rows import layouts, nodes, put_node
-from kvloom.tiers.disk.runs import Run
+from kvloom.tiers.disk.runs import Run, unplaced
 from kvloom.tiers.disk.sinks import Handing
 from kvloom.tiers.disk.space import Cap
 from kvloom.tiers.disk.writer import Writer
@@ -109,7 +109,7 @@ class Mover:
         infos = [NodeInfo(r.digest, r.parent, r.depth, np.frombuffer(r.tokens, "<i4")) for r in found.values()]
         ends = [BoundaryInfo(keys[b.node][1], b.needs, b.touched, b.hits) for b in part.boundaries]
         if objects or infos or ends:
-            run = Run.of(places.layout, places.digests[good], objects, Manifest(infos, ends, len(objects), 0))
+            run = Run.of(places.layout, places.digests[good], objects, unplaced(objects), Manifest(infos, ends, len(objects), 0))
             self._writer.claim(index, cap, run.size, headroom=0)
             moved = self._writer.append(run)
             self.bytes_moved += run.size
