@@ -6,7 +6,7 @@
 # make test-long   100,000 random operations: the core against its plain reference, under every policy or POLICY=...
 # make replay-traces TRACES=DIR  full public traces: LRU agrees with a plain one, cost is never worse
 # make bench-core PEERS="vllm=PYTHON sglang=PYTHON"  the metadata core beside other cache managers
-# make bench-disk DIR=DIR  the disk store beside plain reads and writes of that disk
+# make bench-data DIR=DIR PEERS="vllm=PYTHON"  tiers, checksums and codecs beside plain copies and plain I/O of that disk
 # make gpu-check   verify-model for five families on CUDA (says so when there is no CUDA device)
 
 VENV  := .venv
@@ -17,7 +17,7 @@ STAMP := $(VENV)/.kvloom-setup
 # Threads that wait by spinning are several times slower when the cores have other work too.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: setup demo check test test-long replay-traces bench-core bench-disk gpu-check wheel-check
+.PHONY: setup demo check test test-long replay-traces bench-core bench-data gpu-check wheel-check
 .DEFAULT_GOAL := setup
 
 setup: $(STAMP)
@@ -47,8 +47,8 @@ replay-traces: setup
 bench-core: setup
 	$(BIN)/kvloom bench core $(foreach peer,$(PEERS),--peer $(peer)) --output benchmarks/results/core.json $(BENCH)
 
-bench-disk: setup
-	$(BIN)/python tools/bench_disk.py "$(DIR)"
+bench-data: setup
+	$(BIN)/kvloom bench data $(if $(DIR),--directory "$(DIR)") $(foreach peer,$(PEERS),--peer $(peer)) --output benchmarks/results/data.json $(BENCH)
 
 gpu-check: setup
 	$(BIN)/python tools/gpu_check.py

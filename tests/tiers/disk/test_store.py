@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from tests.tiers.disk.world import FULL, LAYOUT, MIB, SNAPSHOT, World, hit, payl
 
 from kvloom.errors import InputError, StoreError
 from kvloom.tiers.disk import DiskStore, Fill, Need, NewObject, Outcome, Unit
+from kvloom.tiers.disk.files import HUGE, FileOps, aligned
+from kvloom.tiers.disk.format import PAGE
 from kvloom.types import Grade
 
 WORLD = World()
@@ -191,3 +194,24 @@ def test_units_are_checked_where_they_are_made() -> None:
         Unit(*parts, [NewObject(2, 0, 0, Grade.CANONICAL, b"x")], good.needs)
     with pytest.raises(InputError, match="0 bytes"):
         Unit(*parts, [NewObject(0, SNAPSHOT, 0, Grade.CANONICAL, b"")], good.needs)
+
+
+def test_buffers_for_direct_transfers_are_aligned_and_zero() -> None:
+    for size in (1, PAGE, HUGE - 1, HUGE, HUGE + PAGE, 5 * HUGE + 1):
+        buffer = aligned(size)
+        assert len(buffer) == size
+        assert buffer.ctypes.data % (PAGE if size < HUGE else HUGE) == 0
+        assert not buffer.any()
+        buffer[-1] = 1
+
+
+def test_a_part_of_a_file_is_allocated_where_the_file_system_can(tmp_path: Path) -> None:
+    ops = FileOps()
+    fd = ops.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    ops.allocate(fd, 2 * PAGE, MIB)
+    status = os.fstat(fd)
+    assert status.st_size in {0, 2 * PAGE + MIB}
+    assert status.st_size == 0 or status.st_blocks * 512 >= MIB
+    ops.close(fd)
+    with pytest.raises(OSError, match="descriptor"):
+        ops.allocate(fd, 0, PAGE)
