@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
+import signal
 import sys
 from collections import Counter
 
@@ -23,6 +24,7 @@ MOST_REFUSED = 0.05
 def main(directory: str, seed: int, steps: int) -> int:
     """0 when all was as it should be."""
     logging.disable(logging.WARNING)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     rng, done = random.Random(seed), Counter[str]()
     with DiskStore.open(directory) as store:
         for _ in range(steps):
@@ -57,4 +59,7 @@ def main(directory: str, seed: int, steps: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    try:
+        sys.exit(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -10,13 +10,16 @@ NAMES = ("vllm",)
 
 
 class FilePeer:
-    """A peer's tier.  Raises PeerError with what it said last."""
+    """A peer's tier.  Raises PeerError with what it said last.
 
-    def __init__(self, peer: PeerName) -> None:
+    ``driver``: the file that drives it; by default the one that ships for its name.
+    """
+
+    def __init__(self, peer: PeerName, driver: Path | None = None) -> None:
         self.name = f"{peer.name} fs"
         self.files = 0
-        here = Path(__file__).parent / "peers"
-        self._process = PeerProcess(peer, (here / f"{peer.name}_fs.py",))
+        driver = driver or Path(__file__).parent / "peers" / f"{peer.name}_fs.py"
+        self._process = PeerProcess(peer, (driver,))
 
     def version(self) -> str:
         """Name and version; this is where a peer that is not installed fails."""

@@ -230,6 +230,11 @@ def meta(db: sqlite3.Connection, key: str) -> int:
     return 0 if row is None else int(row[0])
 
 
+def add_meta(db: sqlite3.Connection, key: str, more: int) -> None:
+    """Add to such a number."""
+    set_meta(db, key, meta(db, key) + more)
+
+
 def set_meta(db: sqlite3.Connection, key: str, value: int) -> None:
     """Set such a number."""
     db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?, ?)", (key, value, row_sum(key.encode(), value)))

@@ -152,7 +152,7 @@ class Publisher:
                 entry = publishing.entry(db, made, places, extent.id, number)
             if entry.changed is None:
                 raise _LostError
-            publishing.enter(db, made, entry.changed, number, extent.id)
+            publishing.enter(db, made, entry.changed, number, extent.id, size)
             self.heat.flush(db)
             put_extent(db, replace(extent.row(), used=extent.end))
         extent.used = extent.end

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvloom.tiers.disk.format import HEADER, NEED, PLACE, BoundaryInfo, Manifest, NodeInfo
-from kvloom.tiers.disk.index import Index, meta, row_sum, set_meta
+from kvloom.tiers.disk.index import Index, add_meta, meta, row_sum, set_meta
 from kvloom.tiers.disk.lookups import What, note
 from kvloom.tiers.disk.reading import padded_lengths
 from kvloom.tiers.disk.rows import NodeRow, layout_id, nodes, put_node, with_objects
@@ -169,15 +169,17 @@ def _grouped(keys: AnyArray, values: AnyArray) -> tuple[list[int], list[AnyArray
 
 
 def enter(
-    db: sqlite3.Connection, made: Draft, changed: tuple[tuple[NodeRow, int], ...], number: int, extent: int
+    db: sqlite3.Connection, made: Draft, changed: tuple[tuple[NodeRow, int], ...], number: int, extent: int, size: int
 ) -> None:
-    """Make a written unit visible, within a transaction that begins with what ``entry`` saw."""
+    """Make a written unit visible, within a transaction that begins with what ``entry`` saw; ``size``: of its run."""
     unit, chain = made.unit, made.chain
     for node, check in changed:
         put_node(db, node, check)
     end = db.execute("SELECT id FROM nodes WHERE layout = ? AND digest = ?", (number, chain[-1])).fetchone()[0]
     put_boundary(db, end, made.needs, touched=tick(db), hits=0, home=extent)
-    set_meta(db, "published", meta(db, "published") + 1)
+    add_meta(db, "published", 1)
+    add_meta(db, "payload_published", int(made.what["length"].sum(dtype=np.int64)))
+    add_meta(db, "bytes_published", size)
     note(db, What.PUBLISHED, unit.layout, chain[-1])
 
 
