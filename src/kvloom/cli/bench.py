@@ -177,32 +177,14 @@ def data(
     """Restore and store speeds beside plain copies and plain direct I/O in the same run; checksums."""
     import tempfile
 
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     from kvloom.bench.core.report import write
-    from kvloom.bench.data.peer import FilePeer
-    from kvloom.bench.data.run import Settings, report_of, run_all
-    from kvloom.cli.bench_data import notes, peer_names, sheets
+    from kvloom.bench.data.run import Settings, report_of
+    from kvloom.cli.bench_data import measure, notes, peer_names, sheets
     from kvloom.config import parse_size
 
     settings = Settings(parse_size(size), repeats)
     place = Path(tempfile.gettempdir()) if directory is None else directory
-    peers: list[FilePeer] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    try:
-        peers += [FilePeer(name) for name in peer_names(peer or [])]
-        versions = {one.name: one.version() for one in peers}
-        with Progress(*columns, console=streams.progress(), transient=True, disable=not sys.stderr.isatty()) as progress:
-            task = progress.add_task("starting")
-            rows = run_all(
-                place,
-                settings,
-                lambda what, done, of: progress.update(task, description=what, completed=done, total=of),
-                peers,
-            )
-    finally:
-        for one in peers:
-            one.close()
+    versions, rows = measure(place, settings, peer_names(peer or []))
     result = report_of(place, settings, versions, rows)
     if output is not None:
         write(output, result)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import shutil
+import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from kvloom.bench.core.sides import PeerName
-from kvloom.bench.data.peer import NAMES
+from kvloom.bench.data.peer import NAMES, FilePeer
 from kvloom.bench.data.rows import Row
+from kvloom.bench.data.run import Settings, make_folder, run_all
+from kvloom.cli import streams
+from kvloom.cli.interrupts import cleaning
 from kvloom.cli.tables import Sheet
 from kvloom.config import format_size
 from kvloom.errors import ConfigError
@@ -25,6 +33,31 @@ def peer_names(texts: Sequence[str]) -> list[PeerName]:
         if name.name not in NAMES:
             raise ConfigError(f"--peer {name.name}: has no tier on disk that is measured here; use: {', '.join(NAMES)}")
     return names
+
+
+def measure(directory: Path, settings: Settings, names: Sequence[PeerName]) -> tuple[dict[str, str], list[Row]]:
+    """Versions of the peers, and all cells; whatever was written is removed, however this ends."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    base = make_folder(directory, settings, len(names))
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(cleaning(functools.partial(shutil.rmtree, base, ignore_errors=True)))
+        peers = []
+        for name in names:
+            peers.append(FilePeer(name))
+            stack.enter_context(cleaning(peers[-1].close))
+        versions = {peer.name: peer.version() for peer in peers}
+        show = Progress(*columns, console=streams.progress(), transient=True, disable=not sys.stderr.isatty())
+        progress = stack.enter_context(show)
+        task = progress.add_task("starting")
+        rows = run_all(
+            base,
+            settings,
+            lambda what, done, of: progress.update(task, description=what, completed=done, total=of),
+            peers,
+        )
+    return versions, rows
 
 
 def sheets(rows: Sequence[Row]) -> Iterator[Sheet]:

@@ -34,11 +34,6 @@ class Herd:
     most: int = 0
 
 
-def deaf() -> None:
-    """No interrupts yet: a process that still imports its modules ends anyhow."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 def run(
     directory: Path,
     log: IO[str],
@@ -60,13 +55,16 @@ def run(
         place = store._directory
 
         def start(number: int) -> subprocess.Popen[str]:
+            """Deaf to interrupts until it has imported its modules."""
             command = [sys.executable, "-m", "tests.tiers.disk.worker", str(directory), str(number), str(steps)]
             # Another hash seed for everyone: nothing may depend on it (D12).
             mine = {**environment, "PYTHONHASHSEED": str(number % 1000)}
             root = Path(__file__).parents[3]
-            return subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, text=True, env=mine, cwd=root, preexec_fn=deaf
-            )
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            try:
+                return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, text=True, env=mine, cwd=root)
+            finally:
+                signal.signal(signal.SIGINT, before)
 
         herd = [start(seed + i) for i in range(processes)]
         started = processes

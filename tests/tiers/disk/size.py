@@ -116,7 +116,9 @@ def restore(directory: Path, tokens: int) -> dict[str, Any]:
                 "seconds": seconds,
             }
     right = bytearray(int(lengths.max()))
-    for row, entry, start, size in zip(places.rows.tolist(), places.entries, starts.tolist(), lengths.tolist(), strict=True):
+    for row, entry, start, size in zip(
+        places.rows.tolist(), places.entries, starts.tolist(), lengths.tolist(), strict=True
+    ):
         view = memoryview(right)[:size]
         payload(row, int(entry["group"]), view)
         assert into[start : start + size].data == view, (row, entry)

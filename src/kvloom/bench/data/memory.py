@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib
+import itertools
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from kvloom.tiers.disk.files import aligned
 MEMCPY = "memcpy"
 THREADS = 2
 
+Digest = Callable[[memoryview], object]
 MakeTier = Callable[[int, int], Tier]
 """An empty tier for so many bytes of payload, in objects of so many bytes."""
 
@@ -61,15 +63,15 @@ def copy(source: Bytes, into: Bytes, pool: ThreadPoolExecutor | None) -> float:
         np.copyto(into, source)
     else:
         bounds = [len(source) * i // THREADS for i in range(THREADS + 1)]
-        parts = [slice(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        parts = [slice(a, b) for a, b in itertools.pairwise(bounds)]
         for _ in pool.map(lambda part: np.copyto(into[part], source[part]), parts):
             pass
     return time.perf_counter() - begun
 
 
-def checksums() -> dict[str, Callable[[Bytes], object]]:
+def checksums() -> dict[str, Digest]:
     """What can be measured here; blake3 where it is installed."""
-    made: dict[str, Callable[[Bytes], object]] = {
+    made: dict[str, Digest] = {
         "xxh3-128 (the tiers')": xxhash.xxh3_128_digest,
         "xxh3-64": xxhash.xxh3_64_digest,
         "crc32": zlib.crc32,
@@ -79,22 +81,23 @@ def checksums() -> dict[str, Callable[[Bytes], object]]:
         blake3 = importlib.import_module("blake3").blake3
     except ImportError:
         return made
-    return {**made, "blake3": lambda part: blake3(part.data).digest()}
+    return {**made, "blake3": lambda part: blake3(part).digest()}
 
 
 def checksum_rows(payload: Bytes, sizes: Sequence[int], repeats: int, report: Report) -> list[Row]:
     """Every checksum over objects of each size, with one thread."""
+    data = payload.data
 
-    def over(digest: Callable[[Bytes], object], size: int) -> float:
+    def over(digest: Digest, size: int) -> float:
         begun = time.perf_counter()
-        for at in range(0, len(payload), size):
-            digest(payload[at : at + size])
+        for at in range(0, len(data), size):
+            digest(data[at : at + size])
         return time.perf_counter() - begun
 
     made = []
     for size in sizes:
         sides = {name: functools.partial(over, digest, size) for name, digest in checksums().items()}
-        times = take_turns(sides, repeats, lambda size=size: report(f"checksums {size >> 10} KiB"))
+        times = take_turns(sides, repeats, functools.partial(report, f"checksums {size >> 10} KiB"))
         cell = Cell("checksum", size, len(payload))
         made += [row(cell, name, seconds) for name, seconds in times.items()]
     return made

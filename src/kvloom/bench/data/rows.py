@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 Report = Callable[[str], None]
@@ -71,11 +71,24 @@ def row(
 ) -> Row:
     """The row of one side, compared with the times of another where they are given."""
     rates = [cell.total_bytes / seconds / 1e9 for seconds in times]
-    made = (cell.section, what, cell.object_bytes, cell.total_bytes)
-    spread = (cell.total_bytes / statistics.median(times) / 1e9, min(rates), max(rates))
+    made = Row(
+        cell.section,
+        what,
+        cell.object_bytes,
+        cell.total_bytes,
+        cell.total_bytes / statistics.median(times) / 1e9,
+        min(rates),
+        max(rates),
+        facts=facts or {},
+    )
     if others is None:
-        return Row(*made, *spread, facts=facts or {})
+        return made
     ratios = [b / a for a, b in zip(times, others, strict=True)]
-    theirs = cell.total_bytes / statistics.median(others) / 1e9
-    compared = (beside, theirs, statistics.median(ratios), min(ratios), max(ratios))
-    return Row(*made, *spread, *compared, facts or {})
+    return replace(
+        made,
+        beside=beside,
+        beside_gbps=cell.total_bytes / statistics.median(others) / 1e9,
+        ratio=statistics.median(ratios),
+        ratio_least=min(ratios),
+        ratio_most=max(ratios),
+    )

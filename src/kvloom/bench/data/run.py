@@ -40,36 +40,32 @@ class Settings:
             raise ConfigError(f"--size {self.total}: use a multiple of 128MiB")
 
 
-def run_all(directory: Path, settings: Settings, progress: Progress, peers: Sequence[FilePeer] = ()) -> list[Row]:
-    """Measure everything in a new folder of ``directory``, which is removed afterwards, however this ends.
+def make_folder(directory: Path, settings: Settings, peers: int = 0) -> Path:
+    """A new folder of ``directory`` for a run beside so many peers; whoever calls removes it.
 
-    Raises ConfigError when ``directory`` is none, or has no room; DataError when what was stored does not come back.
+    Raises ConfigError when ``directory`` is none, or has no room.
     """
     if not directory.is_dir():
         raise ConfigError(f"--directory {directory}: there is no such directory")
     # Plain file, store, and what every peer keeps; a quarter to spare.
-    needed = settings.total * (2 + len(peers)) * 5 // 4 + (256 << 20)
+    needed = settings.total * (2 + peers) * 5 // 4 + (256 << 20)
     if shutil.disk_usage(directory).free < needed:
         raise ConfigError(f"--directory {directory}: less than {needed:,} bytes are free there; use a smaller --size")
-    turns = (3 * len(settings.sizes) + 2) * (settings.repeats + 1)
-    done = 0
+    try:
+        return Path(tempfile.mkdtemp(prefix="kvloom-bench-", dir=directory))
+    except OSError as error:
+        raise ConfigError(f"--directory {directory}: {error.strerror or error}") from None
+
+
+def run_all(base: Path, settings: Settings, progress: Progress, peers: Sequence[FilePeer] = ()) -> list[Row]:
+    """Measure everything in an empty folder; DataError when what was stored does not come back."""
+    turns, done = (3 * len(settings.sizes) + 2) * (settings.repeats + 1), 0
 
     def report(what: str) -> None:
         nonlocal done
         progress(what, done, turns)
         done += 1
 
-    try:
-        base = Path(tempfile.mkdtemp(prefix="kvloom-bench-", dir=directory))
-    except OSError as error:
-        raise ConfigError(f"--directory {directory}: {error.strerror or error}") from None
-    try:
-        return list(_measure(base, settings, report, peers))
-    finally:
-        shutil.rmtree(base, ignore_errors=True)
-
-
-def _measure(base: Path, settings: Settings, report: Report, peers: Sequence[FilePeer]) -> list[Row]:
     report("making the data")
     payload = payload_of(settings.total)
     rows: list[Row] = []

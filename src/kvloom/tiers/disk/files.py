@@ -53,7 +53,7 @@ def _find_allocate() -> Callable[[int, int, int, int], int] | None:
     except (OSError, AttributeError):
         return None
     call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-    return call  # type: ignore[no-any-return]
+    return call
 
 
 _allocate = _find_allocate()

@@ -109,16 +109,16 @@ class Mover:
         infos = [NodeInfo(r.digest, r.parent, r.depth, np.frombuffer(r.tokens, "<i4")) for r in found.values()]
         ends = [BoundaryInfo(keys[b.node][1], b.needs, b.touched, b.hits) for b in part.boundaries]
         if objects or infos or ends:
-            run = Run.of(places.layout, places.digests[good], objects, unplaced(objects), Manifest(infos, ends, len(objects), 0))
+            run = Run.of(
+                places.layout, places.digests[good], objects, unplaced(objects), Manifest(infos, ends, len(objects), 0)
+            )
             self._writer.claim(index, cap, run.size, headroom=0)
             moved = self._writer.append(run)
             self.bytes_moved += run.size
             self._enter(index, part, places.take(good), moved, set(homes), run.size)
         return bool(((results == Result.OK) | damaged).all())
 
-    def _enter(
-        self, index: Index, part: Part, old: Places, new: AnyArray, homes: set[bytes], size: int
-    ) -> None:
+    def _enter(self, index: Index, part: Part, old: Places, new: AnyArray, homes: set[bytes], size: int) -> None:
         extent = self._writer.extent
         assert extent is not None
         moved = {(int(a["extent"]), int(a["offset"])): b for a, b in zip(old.entries, new, strict=True)}

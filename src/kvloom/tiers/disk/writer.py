@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-
 from collections.abc import Callable, Iterator
 
 from kvloom.tiers.disk.directory import Directory

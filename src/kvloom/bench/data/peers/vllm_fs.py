@@ -38,10 +38,14 @@ class Tier:
         self._tier: Any = None
         self._number = 0
 
+    # What the methods take and give is described at ``FilePeer``.
+
     def version(self) -> dict[str, Any]:
+        """Name and version."""
         return {"version": f"vllm {self._package.__version__}"}
 
     def make(self, directory: str, size: int, total: int) -> dict[str, Any]:
+        """A new tier, and objects in its memory."""
         self.close()
         np, self._root, self._size = self._numpy, Path(directory), size
         memory = mmap.mmap(-1, total + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -75,6 +79,7 @@ class Tier:
         self._tier = self._fs.FileSystemTierManager(spec, memoryview(self._memory), "fs", str(self._root))
 
     def store(self) -> dict[str, Any]:
+        """Store everything anew, then sync it."""
         # The folders stay, as they do for an engine after its first minutes.
         for path in self._files():
             path.unlink()
@@ -85,6 +90,7 @@ class Tier:
         return {"seconds": seconds, "syncing": time.perf_counter() - begun}
 
     def load(self) -> dict[str, Any]:
+        """Load everything into memory that was emptied."""
         for path in self._files():
             fd = os.open(path, os.O_RDONLY)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -93,7 +99,7 @@ class Tier:
         before = _device_bytes()
         seconds = self._run(self._tier.submit_load, promotion=True)
         read = _device_bytes() - before
-        if any(hashlib.blake2b(block).digest() != good for block, good in zip(self._memory, self._sums)):
+        if any(hashlib.blake2b(block).digest() != good for block, good in zip(self._memory, self._sums, strict=True)):
             raise RuntimeError("it returned other bytes than were stored")
         return {"seconds": seconds, "device_bytes": read}
 
@@ -118,6 +124,7 @@ class Tier:
         return list(self._root.rglob("*.bin"))
 
     def close(self) -> None:
+        """Give the tier back."""
         if self._tier is not None:
             self._tier.shutdown()
         self._tier = None
