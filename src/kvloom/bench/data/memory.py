@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from kvloom.bench.data.rows import Cell, Report, Row, Side, row, take_turns
-from kvloom.bench.data.world import Bytes, World
+from kvloom.bench.data.world import WARM_BYTES, Bytes, World
 from kvloom.tiers.contract import Tier
 from kvloom.tiers.disk.files import aligned
 
@@ -39,7 +39,7 @@ def memory_rows(world: World, tiers: Mapping[str, MakeTier], repeats: int, repor
                 f"memcpy, {THREADS} threads": lambda: copy(world.payload, into, pool),
             }
             for name, make in tiers.items():
-                tier = made[name] = make(total + (64 << 20), world.size)
+                tier = made[name] = make(total + WARM_BYTES, world.size)
                 world.store(tier)
                 places, offsets, _ = world.find(tier)
                 sides[f"restore from {name}"] = functools.partial(world.restore, tier, places, into, offsets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +17,21 @@ from kvloom.bench.data.peer import FilePeer
 from kvloom.bench.data.rows import Report, Row
 from kvloom.bench.data.world import UNIT_BYTES, Bytes, World, payload_of
 from kvloom.errors import ConfigError
+from kvloom.tiers.contract import Tier
+from kvloom.tiers.host import HostStore, Verify
 
 SIZES = (64 << 10, 512 << 10, 4 << 20)
-TIERS: Mapping[str, MakeTier] = {}
+
+
+def host(verify: Verify, total: int, object_bytes: int) -> Tier:
+    """A host tier with room for all, as its own defaults make it."""
+    return HostStore(total + total // 8 + (64 << 20), verify=verify, object_bytes=object_bytes)
+
+
+TIERS: Mapping[str, MakeTier] = {
+    "host, verified": functools.partial(host, Verify.ALWAYS),
+    "host, not verified": functools.partial(host, Verify.NEVER),
+}
 """Tiers in memory that are measured beside plain copies."""
 Progress = Callable[[str, int, int], None]
 """What is measured, how many turns are done, and how many there are at least."""
