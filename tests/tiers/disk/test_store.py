@@ -132,19 +132,6 @@ def test_the_catalogue_has_every_node_with_its_tokens(store: DiskStore) -> None:
     assert batch.boundary.sum() == 1
 
 
-def test_what_changed_since(tmp_path: Path) -> None:
-    with DiskStore.open(tmp_path / "s", 64 * MIB) as one, DiskStore.open(tmp_path / "s") as two:
-        begin = one.changes(0)
-        assert begin.items == ()
-        unit = WORLD.unit(tokens_of(1, 3))
-        two.publish(unit)
-        seen = one.changes(begin.latest)
-        assert seen.complete
-        assert [item[1:] for item in seen.items] == [(LAYOUT, unit.digests[-1].tobytes())]
-        assert one.changes(seen.latest).items == ()
-        assert not one.changes(seen.latest + 5).complete
-
-
 def test_the_directory_is_private(tmp_path: Path) -> None:
     with DiskStore.open(tmp_path / "store", 64 * MIB) as store:
         store.publish(WORLD.unit(tokens_of(1, 1)))

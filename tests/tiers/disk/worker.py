@@ -35,19 +35,17 @@ def main(directory: str, seed: int, steps: int) -> int:
                 outcome = store.publish(unit).outcome
                 assert outcome in {Outcome.PUBLISHED, Outcome.KNOWN, Outcome.NO_ROOM}, (outcome, store.activity())
                 done[outcome.value] += 1
-            elif chance < 0.97:
+            elif chance < 0.98:
                 whole = hit(store, WORLD, unit)
                 done["hits" if whole else "misses"] += 1
                 if whole:
                     store.touch(unit.layout, unit.digests[-1].tobytes())
-            elif chance < 0.985:
+            elif chance < 0.99:
                 store.gc()
                 done["gc"] += 1
-            elif chance < 0.995:
+            else:
                 store.clear(unit.layout, unit.root)
                 done["clear"] += 1
-            else:
-                store.changes(0)
             print(".", end="", flush=True)
         activity = store.activity()
         units = sum(done[outcome.value] for outcome in Outcome)

@@ -32,8 +32,6 @@ CREATE TABLE nodes (id INTEGER PRIMARY KEY, layout INTEGER NOT NULL, digest BLOB
 CREATE INDEX nodes_parent ON nodes (layout, parent);
 CREATE TABLE boundaries (node INTEGER PRIMARY KEY, needs BLOB NOT NULL, touched INTEGER NOT NULL, hits INTEGER NOT NULL,
                          home INTEGER NOT NULL, sum INTEGER NOT NULL);
-CREATE TABLE changes (seq INTEGER PRIMARY KEY AUTOINCREMENT, what INTEGER NOT NULL, layout BLOB NOT NULL,
-                      digest BLOB NOT NULL);
 CREATE TABLE quarantine (extent INTEGER NOT NULL, offset INTEGER NOT NULL, reason TEXT NOT NULL, node BLOB NOT NULL,
                          grp INTEGER NOT NULL, col INTEGER NOT NULL, PRIMARY KEY (extent, offset)) WITHOUT ROWID;
 """

@@ -162,7 +162,7 @@ class Publisher:
         """Drop the units of a namespace."""
         with index.read() as db:
             number = layout_id(db, layout)
-        return 0 if number is None else self.sweeper.clear(index, capacity(index), number, layout, root)
+        return 0 if number is None else self.sweeper.clear(index, capacity(index), number, root)
 
     def flush(self, index: Index) -> None:
         """Enter what was used."""

@@ -13,7 +13,6 @@ import numpy as np
 
 from kvloom.tiers.disk.format import HEADER, NEED, PLACE, BoundaryInfo, Manifest, NodeInfo
 from kvloom.tiers.disk.index import Index, add_meta, meta, row_sum, set_meta
-from kvloom.tiers.disk.lookups import What, note
 from kvloom.tiers.disk.reading import padded_lengths
 from kvloom.tiers.disk.rows import NodeRow, layout_id, nodes, put_node, with_objects
 from kvloom.tiers.disk.runs import Run, unplaced
@@ -172,7 +171,7 @@ def enter(
     db: sqlite3.Connection, made: Draft, changed: tuple[tuple[NodeRow, int], ...], number: int, extent: int, size: int
 ) -> None:
     """Make a written unit visible, within a transaction that begins with what ``entry`` saw; ``size``: of its run."""
-    unit, chain = made.unit, made.chain
+    chain = made.chain
     for node, check in changed:
         put_node(db, node, check)
     end = db.execute("SELECT id FROM nodes WHERE layout = ? AND digest = ?", (number, chain[-1])).fetchone()[0]
@@ -180,7 +179,6 @@ def enter(
     add_meta(db, "published", 1)
     add_meta(db, "payload_published", int(made.what["length"].sum(dtype=np.int64)))
     add_meta(db, "bytes_published", size)
-    note(db, What.PUBLISHED, unit.layout, chain[-1])
 
 
 def merge(old: AnyArray, new: AnyArray) -> AnyArray:
