@@ -92,6 +92,7 @@ class DiskBench:
 
     def _store(self) -> float:
         shutil.rmtree(self._place, ignore_errors=True)
+        os.sync()  # what removing makes the file system do is not part of storing
         with DiskStore.open(self._place, self._capacity) as store:
             return self._world.store(store)
 
@@ -118,6 +119,7 @@ class DiskBench:
         self._raw.unlink(missing_ok=True)
         index, payload = self._base / "raw-index", self._world.payload
         index.unlink(missing_ok=True)
+        os.sync()
         begun = time.perf_counter()
         fd, small = (self._ops.open(p, os.O_RDWR | os.O_CREAT | os.O_EXCL | DIRECT) for p in (self._raw, index))
         for i, start in enumerate(range(0, len(payload), UNIT_BYTES)):
