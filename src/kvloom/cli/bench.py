@@ -156,6 +156,48 @@ def core(
     return 0
 
 
+@bench.command()
+@guarded
+def data(
+    directory: Annotated[
+        Path | None,
+        typer.Option(help="On the disk to measure; a folder is made there and removed (default: for temporary files)."),
+    ] = None,
+    size: Annotated[str, typer.Option(help="Bytes of payload per cell, a multiple of 128MiB.")] = "512MiB",
+    repeats: Annotated[int, typer.Option(help="Turns of every side.", min=5)] = 5,
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help="vllm=PYTHON: its file system tier beside the disk store; the Python of its environment."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the JSON object to this file too.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+    ] = False,
+) -> int:
+    """Restore and store speeds beside plain copies and plain direct I/O in the same run; checksums."""
+    import tempfile
+
+    from kvloom.bench.core.report import write
+    from kvloom.bench.data.run import Settings, report_of
+    from kvloom.cli.bench_data import measure, notes, peer_names, sheets
+    from kvloom.config import parse_size
+
+    settings = Settings(parse_size(size), repeats)
+    place = Path(tempfile.gettempdir()) if directory is None else directory
+    versions, rows = measure(place, settings, peer_names(peer or []))
+    result = report_of(place, settings, versions, rows)
+    if output is not None:
+        write(output, result)
+    if as_json:
+        streams.emit_json(result)
+    else:
+        for sheet in sheets(rows):
+            streams.screen().print(sheet)
+    for note in notes(rows, settings.total):
+        streams.say(f"kvloom: note: {note}")
+    return 0
+
+
 def _table(rows: list[Row]) -> Sheet:
     from kvloom.cli.tables import Sheet
     from kvloom.config import format_size

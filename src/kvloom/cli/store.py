@@ -78,7 +78,7 @@ def stats(directory: Place, *, as_json: AsJson = False) -> int:
     with _opened(directory) as opened:
         contents = opened.contents()
     if as_json:
-        streams.emit_json(asdict(contents))
+        streams.emit_json({**asdict(contents), "write_amplification": contents.write_amplification})
     else:
         streams.screen().print(facts(_rows(contents)))
     return 0
@@ -88,6 +88,9 @@ def _rows(contents: Contents) -> list[tuple[str, str]]:
     from kvloom.config import format_size
 
     share = contents.in_use / contents.capacity
+    written = f"{format_size(contents.bytes_published)}, and {format_size(contents.bytes_moved)} to make room"
+    if contents.write_amplification is not None:
+        written += f": {contents.write_amplification:.2f} bytes per byte"
     return [
         ("cap", format_size(contents.capacity)),
         ("in use", f"{format_size(contents.in_use)}, {share:.1%} of the cap, promised room among it"),
@@ -97,6 +100,8 @@ def _rows(contents: Contents) -> list[tuple[str, str]]:
         ("nodes", f"{contents.nodes:,}"),
         ("objects", f"{contents.objects:,}, {format_size(contents.payload)} of payload"),
         ("quarantined", f"{contents.quarantined:,} objects"),
+        ("stored so far", f"{format_size(contents.payload_published)} of payload since the index was made"),
+        ("written for it", written),
     ]
 
 

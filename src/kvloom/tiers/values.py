@@ -37,7 +37,7 @@ class Outcome(enum.StrEnum):
     INCOMPLETE = "incomplete"
     """Objects that the boundary needs were neither brought along nor are they stored (any more)."""
     NO_ROOM = "no_room"
-    """The unit does not fit under the cap, whatever is evicted."""
+    """The unit does not fit under the cap, whatever is evicted; or others read at present what would have to go."""
     UNAVAILABLE = "unavailable"
     """The disk does not take writes at present; ``Published.reason`` says why."""
 

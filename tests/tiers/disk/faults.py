@@ -14,8 +14,6 @@ from kvloom.tiers.disk import FileOps
 from kvloom.tiers.disk import index as index_module
 from kvloom.tiers.disk.format import PAGE
 
-CHANGING = ("open", "write", "sync_data", "sync_directory", "truncate", "unlink", "replace")
-
 
 class CountingOps(FileOps):
     """Asks ``before`` with the number and name of every operation that changes something; it may raise or kill.
@@ -41,6 +39,11 @@ class CountingOps(FileOps):
             data, offset = data[PAGE:], offset + PAGE
         super().write(fd, data, offset)
         self.step("after write")
+
+    def allocate(self, fd: int, offset: int, size: int) -> None:
+        self.step("allocate")
+        super().allocate(fd, offset, size)
+        self.step("after allocate")
 
     def open(self, path: Path, flags: int, mode: int = 0o600) -> int:
         if not flags & os.O_CREAT or path.name == "lock":
@@ -95,6 +98,10 @@ class FailingOps(FileOps):
     def write(self, fd: int, data: memoryview, offset: int) -> None:
         self._maybe("write")
         super().write(fd, data, offset)
+
+    def allocate(self, fd: int, offset: int, size: int) -> None:
+        self._maybe("allocate")
+        super().allocate(fd, offset, size)
 
     def read(self, fd: int, into: memoryview, offset: int) -> int:
         self._maybe("read")

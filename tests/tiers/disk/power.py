@@ -16,7 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PAGE = 4096
-CALLS = "openat,close,pwrite64,write,fdatasync,fsync,ftruncate,unlink,unlinkat,rename,renameat,renameat2,mkdir"
+CALLS = (
+    "openat,close,pwrite64,write,fallocate,fdatasync,fsync,ftruncate,unlink,unlinkat,rename,renameat,renameat2,mkdir"
+)
 LINE = re.compile(r"^(\d+) +(\w+)\((.*)\) += (-?\d+)")
 SAID = "said"
 
@@ -103,6 +105,9 @@ def parse(lines: list[str], root: str) -> list[Event]:
                 events.append(Event("write", path, int(arguments.rsplit(", ", 1)[1]), strings[0][:value]))
             elif call == "write":
                 events.append(Event("write", path, -1, strings[0][:value]))
+            elif call == "fallocate":
+                # Nothing is written, but the file is as long as that from now on.
+                events.append(Event("write", path, sum(int(part) for part in arguments.split(", ")[2:])))
             elif call in {"fdatasync", "fsync"}:
                 events.append(Event("sync", path))
             elif call == "ftruncate":
@@ -121,6 +126,7 @@ class _File:
             del data[offset:]
             data.extend(bytes(offset - len(data)))
             return
+        data.extend(bytes(max(0, offset - len(data))) if not new else b"")
         for at in range(0, len(new), PAGE):
             if pages is None or at // PAGE in pages:
                 part = new[at : at + PAGE]

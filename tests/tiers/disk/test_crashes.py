@@ -129,7 +129,7 @@ def test_d3_with_a_reader_polling(fast_path: Path) -> None:
             poller.send_signal(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("call", ["pwrite64", "fdatasync", "fsync", "ftruncate", "unlink", "rename"])
+@pytest.mark.parametrize("call", ["fallocate", "pwrite64", "fdatasync", "fsync", "ftruncate", "unlink", "rename"])
 def test_d3_killed_inside_system_calls(fast_path: Path, call: str) -> None:
     """The same with the calls that SQLite makes inside a commit or checkpoint."""
     strace = shutil.which("strace")

@@ -120,7 +120,6 @@ def test_d5_every_page_of_the_index(made: Path, fast_path: Path) -> None:
         with DiskStore.open(place, 64 * MIB) as store:
             for unit in units(SMALL, 2):
                 hit(store, SMALL, unit)
-            assert len(store.changes(0).items) <= 2
             store.verify()
             healed += store.activity().rebuilds
             for unit in units(SMALL, 2):

@@ -36,7 +36,7 @@ def test_d1_the_nth_operation_of_a_store_fails(fast_path: Path, error: str) -> N
     made = units(SMALL, 4)
     steps = publication(fast_path / "dry", error, None)[1]
     names = [name for name in steps if not name.startswith("after")]
-    assert {"write", "torn write", "sync_data", "begin", "insert", "commit"} <= set(names)
+    assert {"allocate", "write", "torn write", "sync_data", "begin", "insert", "commit"} <= set(names)
     for n, name in enumerate(steps):
         if name.startswith("after"):
             continue
@@ -77,7 +77,7 @@ def publication(place: Path, error: str, n: int | None) -> tuple[Clock, list[str
     return clock, names
 
 
-@pytest.mark.parametrize("what", ["create", "write", "sync_data", "sync_directory"])
+@pytest.mark.parametrize("what", ["create", "allocate", "write", "sync_data", "sync_directory"])
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO", "EROFS"])
 def test_d7_it_comes_back_by_itself(fast_path: Path, what: str, error: str) -> None:
     clock, ops = Clock(), FailingOps()

@@ -18,11 +18,13 @@ def test_d6_processes_that_are_killed_and_come_again(fast_path: Path) -> None:
     log = fast_path / "log"
     with log.open("w+") as file:
         try:
-            done = herd.run(fast_path / "s", file, kills=20, seed=1)
+            done = herd.run(fast_path / "s", file, kills=20, seed=1, operations=600, interrupts=0.3)
         finally:
             file.seek(0)
             said = file.read()
-    assert said.count(".") > 500, said
+    assert done.operations >= 600
+    assert done.interrupts > 0
+    assert done.kills > 0
     assert "Traceback" not in said
     assert done.most > 2 * MIB
 
@@ -63,14 +65,12 @@ def test_another_process_renews_the_index_under_an_open_handle(fast_path: Path, 
     first, second = world.unit(tokens_of(1, 3)), world.unit(tokens_of(2, 3))
     with DiskStore.open(fast_path / "s", 64 * MIB) as one, DiskStore.open(fast_path / "s") as two:
         assert one.publish(first).stored
-        mark = one.changes(0)
         if clear:
             two.clear()
         else:
             next((fast_path / "s").glob("index-*.sqlite")).write_bytes(b"nonsense" * 1000)
             two._index.run(lambda index: index.checkpoint()) if False else two.verify()
         assert hit(one, world, first) == (not clear)
-        assert not one.changes(mark.latest).complete
         outcome = one.publish(second)
         if not outcome.stored:  # the extent that it was about to write to is gone
             assert outcome.reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import stat
 from pathlib import Path
@@ -12,6 +13,8 @@ from tests.tiers.disk.world import FULL, LAYOUT, MIB, SNAPSHOT, World, hit, payl
 
 from kvloom.errors import InputError, StoreError
 from kvloom.tiers.disk import DiskStore, Fill, Need, NewObject, Outcome, Unit
+from kvloom.tiers.disk.files import HUGE, FileOps, aligned
+from kvloom.tiers.disk.format import PAGE
 from kvloom.types import Grade
 
 WORLD = World()
@@ -130,19 +133,6 @@ def test_the_catalogue_has_every_node_with_its_tokens(store: DiskStore) -> None:
     assert batch.boundary.sum() == 1
 
 
-def test_what_changed_since(tmp_path: Path) -> None:
-    with DiskStore.open(tmp_path / "s", 64 * MIB) as one, DiskStore.open(tmp_path / "s") as two:
-        begin = one.changes(0)
-        assert begin.items == ()
-        unit = WORLD.unit(tokens_of(1, 3))
-        two.publish(unit)
-        seen = one.changes(begin.latest)
-        assert seen.complete
-        assert [item[1:] for item in seen.items] == [(LAYOUT, unit.digests[-1].tobytes())]
-        assert one.changes(seen.latest).items == ()
-        assert not one.changes(seen.latest + 5).complete
-
-
 def test_the_directory_is_private(tmp_path: Path) -> None:
     with DiskStore.open(tmp_path / "store", 64 * MIB) as store:
         store.publish(WORLD.unit(tokens_of(1, 1)))
@@ -229,3 +219,24 @@ def test_usage_follows_what_others_do(tmp_path: Path) -> None:
             assert before.bytes < usage.bytes <= usage.capacity
             assert usage.bytes == store.contents().in_use
     assert two.usage().units == 1
+
+
+def test_buffers_for_direct_transfers_are_aligned_and_zero() -> None:
+    for size in (1, PAGE, HUGE - 1, HUGE, HUGE + PAGE, 5 * HUGE + 1):
+        buffer = aligned(size)
+        assert len(buffer) == size
+        assert buffer.ctypes.data % (PAGE if size < HUGE else HUGE) == 0
+        assert not buffer.any()
+        buffer[-1] = 1
+
+
+def test_a_part_of_a_file_is_allocated_where_the_file_system_can(tmp_path: Path) -> None:
+    ops = FileOps()
+    fd = ops.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    ops.allocate(fd, 2 * PAGE, MIB)
+    status = os.fstat(fd)
+    assert status.st_size in {0, 2 * PAGE + MIB}
+    assert status.st_size == 0 or status.st_blocks * 512 >= MIB
+    ops.close(fd)
+    with pytest.raises(OSError, match="descriptor"):
+        ops.allocate(fd, 0, PAGE)

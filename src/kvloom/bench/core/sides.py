@@ -9,6 +9,7 @@ import select
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -114,18 +115,15 @@ class Local:
         self._world = None
 
 
-class Peer:
-    """A peer, driven through JSON lines.  Raises PeerError with what it said last.
+class PeerProcess:
+    """A peer in its own Python, which answers JSON lines.  Raises PeerError with what it said last.
 
-    ``driver``: the file that drives it; by default the one that ships for its name.
+    ``files``: the program and its arguments.
     """
 
-    def __init__(self, peer: PeerName, driver: Path | None = None) -> None:
+    def __init__(self, peer: PeerName, files: Sequence[Path]) -> None:
         self.name = peer.name
         self._said = tempfile.TemporaryFile("w+", errors="replace", encoding="utf-8")  # noqa: SIM115 - closed in close
-        here = Path(scenario.__file__).parent
-        driver = driver or here / "peers" / f"{peer.name}_driver.py"
-        files = here / "peers" / "serve.py", here / "scenario.py", driver
         self._process = subprocess.Popen(  # noqa: S603 - the user named the program
             [peer.python, "-I", "-B", *files],
             stdin=subprocess.PIPE,
@@ -139,25 +137,13 @@ class Peer:
     def version(self) -> str:
         """Name and version; this is where a peer that is not installed fails."""
         try:
-            return str(self._ask({"do": "version"})["version"])
+            return str(self.ask({"do": "version"})["version"])
         except PeerError as error:
             needs = REQUIREMENTS.get(self.name, "what its driver imports")
             raise PeerError(f"{error}; its environment needs {needs}") from None
 
-    def supports(self, config: str, case: str) -> bool:
-        """Whether it has this config and case."""
-        return bool(self._ask({"do": "supports", "config": config, "case": case})["supports"])
-
-    def make(self, plan: Plan) -> int:
-        """Fill a new world."""
-        return int(self._ask({"do": "make", "plan": asdict(plan)})["objects"])
-
-    def run(self, case: str, tokens: int, detail: str, count: int) -> list[Served]:
-        """Serve some requests."""
-        request = {"do": "run", "case": case, "tokens": tokens, "detail": detail, "count": count}
-        return [Served(s["reused"], s["parts"]) for s in self._ask(request)["served"]]
-
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one request."""
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
@@ -198,3 +184,28 @@ class Peer:
         assert self._process.stdout is not None
         self._process.stdout.close()
         self._said.close()
+
+
+class Peer(PeerProcess):
+    """A peer's cache manager.
+
+    ``driver``: the file that drives it; by default the one that ships for its name.
+    """
+
+    def __init__(self, peer: PeerName, driver: Path | None = None) -> None:
+        here = Path(scenario.__file__).parent
+        driver = driver or here / "peers" / f"{peer.name}_driver.py"
+        super().__init__(peer, (here / "peers" / "serve.py", here / "scenario.py", driver))
+
+    def supports(self, config: str, case: str) -> bool:
+        """Whether it has this config and case."""
+        return bool(self.ask({"do": "supports", "config": config, "case": case})["supports"])
+
+    def make(self, plan: Plan) -> int:
+        """Fill a new world."""
+        return int(self.ask({"do": "make", "plan": asdict(plan)})["objects"])
+
+    def run(self, case: str, tokens: int, detail: str, count: int) -> list[Served]:
+        """Serve some requests."""
+        request = {"do": "run", "case": case, "tokens": tokens, "detail": detail, "count": count}
+        return [Served(s["reused"], s["parts"]) for s in self.ask(request)["served"]]

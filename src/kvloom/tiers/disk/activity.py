@@ -32,11 +32,6 @@ class Activity:
     available: bool
     reason: str
 
-    @property
-    def write_amplification(self) -> float:
-        """Bytes written by bytes that were asked for; 1 without compaction."""
-        return (self.bytes_published + self.bytes_moved) / self.bytes_published if self.bytes_published else 1.0
-
 
 def activity(publisher: Publisher, reads: Reads, indexes: OpenIndex, writing: Health, finding: Health) -> Activity:
     """Gather the counts of a handle's parts."""

@@ -34,7 +34,7 @@ from kvloom.tiers.disk.format import (
 from kvloom.tiers.disk.index import Index
 from kvloom.tiers.disk.marks import Boundary, Snapshot, snapshot
 from kvloom.tiers.disk.rows import layout_id, layouts, nodes
-from kvloom.tiers.disk.runs import Run, object_headers, run_header
+from kvloom.tiers.disk.runs import Run, object_headers, run_header, unplaced
 from kvloom.tiers.disk.scanning import ScannedRun, read_run
 from kvloom.tiers.values import DIGEST, MAX_PAYLOAD, Fill, Need, NewObject, Places, Result, Unit
 from kvloom.types import AnyArray, Grade, PayloadForm
@@ -151,7 +151,7 @@ def _write_piece(
         for e in snap.entries[piece.entries]
     ]
     ends = [BoundaryInfo(keys[piece.boundary.node][1], piece.boundary.needs)]
-    run = Run.of(names[layout], rows, objects, Manifest(infos, ends, len(objects), 0))
+    run = Run.of(names[layout], rows, objects, unplaced(objects), Manifest(infos, ends, len(objects), 0))
     places = run.places(0, start)
     for name in ("form", "check"):
         places[name] = snap.entries[piece.entries][name]

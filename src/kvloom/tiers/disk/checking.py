@@ -39,6 +39,19 @@ class Contents:
     live: int
     """Of the extents: what is needed by some unit."""
     quarantined: int
+    payload_published: int
+    """Payload that was stored since the index was made, what went again included; so are the next two."""
+    bytes_published: int
+    """What was written for it, headers, manifests and padding included."""
+    bytes_moved: int
+    """What was written in addition to make room."""
+
+    @property
+    def write_amplification(self) -> float | None:
+        """Bytes written to extents per byte of payload that was to be stored; None before anything was."""
+        if not self.payload_published:
+            return None
+        return (self.bytes_published + self.bytes_moved) / self.payload_published
 
 
 @dataclass(slots=True)
@@ -69,6 +82,7 @@ def contents(index: Index, directory: Directory) -> Contents:
         rows = extent_rows(db)
         used, cap, bad = in_use(db, index), meta(db, "capacity"), db.execute("SELECT count(*) FROM quarantine")
         quarantined, names = int(bad.fetchone()[0]), layouts(db)
+        written = [meta(db, key) for key in ("payload_published", "bytes_published", "bytes_moved")]
     return Contents(
         cap,
         used,
@@ -82,6 +96,7 @@ def contents(index: Index, directory: Directory) -> Contents:
         len(rows),
         sum(live_bytes(snap, mark(snap, None, None), 0).values()),
         quarantined,
+        *written,
     )
 
 

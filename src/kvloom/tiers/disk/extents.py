@@ -50,13 +50,18 @@ def put_extent(db: sqlite3.Connection, row: ExtentRow) -> None:
 
 @dataclass(slots=True)
 class OpenExtent:
-    """The extent that this handle appends to.  ``end``: where the next run begins."""
+    """The extent that this handle appends to.
+
+    ``end``: where the next run begins; ``named``: whether its name is on the medium, as it has to be before anything in
+    it is published.
+    """
 
     id: int
     fd: int
     reserved: int
     end: int = PAGE
     used: int = PAGE
+    named: bool = False
 
     @property
     def left(self) -> int:
@@ -80,12 +85,11 @@ def create_extent(directory: Directory, ops: FileOps, reserved: int) -> OpenExte
         ops.close(fd)
 
 
-def begin_extent(directory: Directory, ops: FileOps, extent: OpenExtent, cap: int) -> None:
-    """Write the first page and make the file's name lasting.  Raises OSError."""
+def begin_extent(ops: FileOps, extent: OpenExtent, cap: int) -> None:
+    """Write the first page.  Raises OSError."""
     page = aligned(PAGE)
     page[:] = np.frombuffer(first_page(TYPE_EXTENT, extent=extent.id, reserved=extent.reserved, cap=cap), np.uint8)
     ops.write(extent.fd, page.data, 0)
-    ops.sync_directory(directory.extents)
 
 
 class Pins:

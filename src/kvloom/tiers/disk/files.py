@@ -6,11 +6,14 @@ ends, and two handles of one process exclude each other like two processes do.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +21,8 @@ import numpy.typing as npt
 
 from kvloom.tiers.disk.format import PAGE
 
+HUGE = 2 << 20
+"""Bytes of a huge page."""
 DIRECT: int = getattr(os, "O_DIRECT", 0)
 PIN_BYTE = 1 << 61
 """Byte of an extent file that readers lock together while they read."""
@@ -26,8 +31,32 @@ WRITER_BYTE = PIN_BYTE + 1
 
 
 def aligned(size: int) -> npt.NDArray[np.uint8]:
-    """A page-aligned buffer, zero, as direct I/O wants it."""
-    return np.frombuffer(mmap.mmap(-1, size), np.uint8)
+    """A page-aligned buffer, zero, as direct I/O wants it; a large one lies in huge pages where the system has them.
+
+    With huge pages a transfer is a few large requests to the device; with pages of 4 KiB it is hundreds of small ones,
+    which was measured to cost up to two thirds of the throughput.
+    """
+    if size < HUGE:
+        return np.frombuffer(mmap.mmap(-1, size), np.uint8)
+    memory = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = np.frombuffer(memory, np.uint8)
+    start = -whole.ctypes.data % HUGE
+    return whole[start : start + size]
+
+
+def _find_allocate() -> Callable[[int, int, int, int], int] | None:
+    """Linux' own call: that of os would write zeros where the file system cannot allocate."""
+    try:
+        call = ctypes.CDLL(None, use_errno=True).fallocate64
+    except (OSError, AttributeError):
+        return None
+    call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return call
+
+
+_allocate = _find_allocate()
 
 
 class FileOps:
@@ -58,6 +87,16 @@ class FileOps:
             if whole == 0:
                 raise OSError(errno.EIO, "the device takes no whole page")
             done += whole
+
+    def allocate(self, fd: int, offset: int, size: int) -> None:
+        """Have the blocks of a part of a file together before they are written, where the file system can do that.
+
+        The file is as long afterwards; what was not written reads as zero.
+        """
+        if _allocate is not None and _allocate(fd, 0, offset, size):
+            number = ctypes.get_errno()
+            if number not in {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}:
+                raise OSError(number, os.strerror(number))
 
     def read(self, fd: int, into: memoryview, offset: int) -> int:
         """Fill ``into`` from page-aligned ``offset``; fewer bytes only at the end of the file."""

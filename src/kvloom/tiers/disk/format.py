@@ -14,7 +14,7 @@ import numpy.typing as npt
 import xxhash
 
 from kvloom.errors import FormatError
-from kvloom.tiers.values import MAX_NODE_TOKENS, MAX_PAYLOAD
+from kvloom.tiers.values import DIGEST, MAX_NODE_TOKENS, MAX_PAYLOAD
 from kvloom.types import AnyArray
 
 FORMAT = 1
@@ -81,9 +81,10 @@ def headers(count: int, record_type: int) -> AnyArray:
 
 def seal(made: AnyArray) -> AnyArray:
     """Fill in the checksums of headers; returns them."""
-    rows = made.view(np.uint8).reshape(len(made), HEADER)
-    for i, row in enumerate(rows):
-        rows[i, CHECK_AT:] = np.frombuffer(checksum(row[:CHECK_AT]), np.uint8)
+    # As bytes: of small objects there are many, and slices of arrays cost more than what they are slices of.
+    data = memoryview(made.tobytes())
+    checks = b"".join(checksum(data[at : at + CHECK_AT]) for at in range(0, len(data), HEADER))
+    made["check"] = np.frombuffer(checks, np.uint8).reshape(-1, 16)
     return made
 
 
@@ -146,8 +147,10 @@ class Manifest:
         counts = np.zeros(1, COUNTS)
         counts[0] = (len(self.nodes), len(self.boundaries), self.objects, 0, self.run_bytes)
         nodes = np.zeros(len(self.nodes), NODE)
-        for i, node in enumerate(self.nodes):
-            nodes[i] = (_bytes(node.digest), _bytes(node.parent), node.depth, len(node.tokens))
+        for name in ("digest", "parent"):
+            nodes[name] = _bytes(b"".join(getattr(node, name) for node in self.nodes)).reshape(-1, DIGEST)
+        nodes["depth"] = [node.depth for node in self.nodes]
+        nodes["tokens"] = [len(node.tokens) for node in self.nodes]
         parts = [counts.tobytes(), nodes.tobytes()]
         parts += [node.tokens.astype("<i4", copy=False).tobytes() for node in self.nodes]
         for boundary in self.boundaries:
@@ -155,6 +158,11 @@ class Manifest:
             head[0] = (_bytes(boundary.node), len(boundary.needs), boundary.hits, boundary.touched)
             parts += [head.tobytes(), boundary.needs.astype(NEED, copy=False).tobytes()]
         return b"".join(parts)
+
+    @staticmethod
+    def put_run_bytes(encoded: bytearray, run_bytes: int) -> None:
+        """Change what an encoded manifest says of the size of its run."""
+        encoded[COUNTS.itemsize - 8 : COUNTS.itemsize] = run_bytes.to_bytes(8, "little")
 
     @classmethod
     def decode(cls, data: bytes | memoryview, where: str) -> Manifest:

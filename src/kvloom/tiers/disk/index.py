@@ -32,8 +32,6 @@ CREATE TABLE nodes (id INTEGER PRIMARY KEY, layout INTEGER NOT NULL, digest BLOB
 CREATE INDEX nodes_parent ON nodes (layout, parent);
 CREATE TABLE boundaries (node INTEGER PRIMARY KEY, needs BLOB NOT NULL, touched INTEGER NOT NULL, hits INTEGER NOT NULL,
                          home INTEGER NOT NULL, sum INTEGER NOT NULL);
-CREATE TABLE changes (seq INTEGER PRIMARY KEY AUTOINCREMENT, what INTEGER NOT NULL, layout BLOB NOT NULL,
-                      digest BLOB NOT NULL);
 CREATE TABLE quarantine (extent INTEGER NOT NULL, offset INTEGER NOT NULL, reason TEXT NOT NULL, node BLOB NOT NULL,
                          grp INTEGER NOT NULL, col INTEGER NOT NULL, PRIMARY KEY (extent, offset)) WITHOUT ROWID;
 """
@@ -122,7 +120,8 @@ class Index:
 
     def close(self) -> None:
         """Close both connections."""
-        with self._reading, self._writing, contextlib.suppress(sqlite3.Error):
+        # In this order, as whoever writes may read as well.
+        with self._writing, self._reading, contextlib.suppress(sqlite3.Error):
             self._reader.close()
             self._writer.close()
 
@@ -137,9 +136,13 @@ class Index:
                 self._reader.execute("ROLLBACK")
 
     @contextlib.contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, durable when it ends without an exception and undone otherwise."""
+    def write(self, *, lasting: bool = True) -> Iterator[sqlite3.Connection]:
+        """One transaction, durable when it ends without an exception and undone otherwise.
+
+        One that is not ``lasting`` is durable with the next one that is, of any process.
+        """
         with self._writing, translated():
+            self._writer.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'NORMAL'}")
             self._writer.execute("BEGIN IMMEDIATE")
             try:
                 yield self._writer
@@ -148,6 +151,11 @@ class Index:
                 if self._writer.in_transaction:
                     self._writer.execute("ROLLBACK")
                 raise
+
+    def version(self) -> tuple[str, int]:
+        """Another one whenever anything was committed since, by whomever."""
+        with self._reading, translated():
+            return self.path.name, int(self._reader.execute("PRAGMA data_version").fetchone()[0])
 
     def shrink(self) -> None:
         """Give back what the main file has free, a little at a time, so that the log stays small."""
@@ -218,6 +226,11 @@ def meta(db: sqlite3.Connection, key: str) -> int:
     if row is not None and row_sum(key.encode(), row[0]) != row[1]:
         raise IndexCorruptError("a number of the index is damaged")
     return 0 if row is None else int(row[0])
+
+
+def add_meta(db: sqlite3.Connection, key: str, more: int) -> None:
+    """Add to such a number."""
+    set_meta(db, key, meta(db, key) + more)
 
 
 def set_meta(db: sqlite3.Connection, key: str, value: int) -> None:

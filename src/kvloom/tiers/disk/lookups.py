@@ -1,49 +1,18 @@
-"""Finding what is stored: of a chain, of everything, and what changed since."""
+"""Finding what is stored: of a chain, and of everything."""
 
 from __future__ import annotations
 
-import enum
 import sqlite3
-from dataclasses import dataclass
 
 import numpy as np
 
 from kvloom.tiers.disk.format import PLACE
-from kvloom.tiers.disk.index import Index, IndexCorruptError, has_parent_index
+from kvloom.tiers.disk.index import Index, has_parent_index
 from kvloom.tiers.disk.rows import PARAMETERS, NodeRow, every_node, layout_id, layouts, nodes
 from kvloom.tiers.values import DIGEST, MAX_NODE_TOKENS, MOST_TAILS, Batch, Digests, Found, Places, no_places
 from kvloom.types import AnyArray
 
 BATCH = 1024
-CHANGES_KEPT, CHANGES_STEP = 4096, 64
-"""Changes that are remembered; how often the older ones are dropped."""
-
-
-class What(enum.IntEnum):
-    """What happened to a node."""
-
-    PUBLISHED = 1
-    """A unit that ends there was published, or came to need more."""
-    REMOVED = 2
-    """A unit that ended there was removed."""
-    CHANGED = 3
-    """Objects of the node are gone: dropped, or quarantined."""
-    CLEARED = 4
-    """Everything of a namespace, whose root is the digest, is gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """What other handles (and this one) did since ``since``.
-
-    ``complete`` is False when the record does not reach back that far, or the index was made anew: read the catalogue
-    again then.  ``latest`` goes into the next call.
-    """
-
-    latest: int
-    complete: bool
-    items: tuple[tuple[What, bytes, bytes], ...]
-    """(what, layout, node digest), oldest first."""
 
 
 def _stack(parts: list[bytes]) -> Digests:
@@ -129,23 +98,3 @@ def _batch(layout: bytes, rows: list[NodeRow], ends: dict[int, int]) -> Batch:
         np.array([ends.get(row.id, 0) for row in rows], np.int64),
         _places(layout, rows, list(range(len(rows)))),
     )
-
-
-def changes(index: Index, since: int) -> Changes:
-    """What happened after number ``since``."""
-    with index.read() as db:
-        first, latest = db.execute("SELECT coalesce(min(seq), 0), coalesce(max(seq), 0) FROM changes").fetchone()
-        rows = db.execute("SELECT what, layout, digest FROM changes WHERE seq > ? ORDER BY seq", (since,)).fetchall()
-    complete = since <= latest and (since >= first - 1 or latest == 0)
-    try:
-        items = tuple((What(what), layout, digest) for what, layout, digest in rows)
-    except ValueError:
-        raise IndexCorruptError("a change in the index is damaged") from None
-    return Changes(latest, complete, items)
-
-
-def note(db: sqlite3.Connection, what: What, layout: bytes, digest: bytes) -> None:
-    """Enter a change."""
-    made = db.execute("INSERT INTO changes (what, layout, digest) VALUES (?, ?, ?)", (int(what), layout, digest))
-    if made.lastrowid is not None and made.lastrowid % CHANGES_STEP == 0:
-        db.execute("DELETE FROM changes WHERE seq <= ?", (made.lastrowid - CHANGES_KEPT,))

@@ -9,13 +9,13 @@ import numpy as np
 
 from kvloom.tiers.disk.extents import extent_rows, put_extent
 from kvloom.tiers.disk.format import NEED, PLACE, BoundaryInfo, Manifest, NodeInfo
-from kvloom.tiers.disk.index import OPEN, Index
+from kvloom.tiers.disk.index import OPEN, Index, add_meta
 from kvloom.tiers.disk.marks import Boundary, Marks, Snapshot
 from kvloom.tiers.disk.publishing import put_boundary
 from kvloom.tiers.disk.quarantine import quarantine
 from kvloom.tiers.disk.reading import Reader
 from kvloom.tiers.disk.rows import layouts, nodes, put_node
-from kvloom.tiers.disk.runs import Run
+from kvloom.tiers.disk.runs import Run, unplaced
 from kvloom.tiers.disk.sinks import Handing
 from kvloom.tiers.disk.space import Cap
 from kvloom.tiers.disk.writer import Writer
@@ -109,14 +109,16 @@ class Mover:
         infos = [NodeInfo(r.digest, r.parent, r.depth, np.frombuffer(r.tokens, "<i4")) for r in found.values()]
         ends = [BoundaryInfo(keys[b.node][1], b.needs, b.touched, b.hits) for b in part.boundaries]
         if objects or infos or ends:
-            run = Run.of(places.layout, places.digests[good], objects, Manifest(infos, ends, len(objects), 0))
+            run = Run.of(
+                places.layout, places.digests[good], objects, unplaced(objects), Manifest(infos, ends, len(objects), 0)
+            )
             self._writer.claim(index, cap, run.size, headroom=0)
             moved = self._writer.append(run)
             self.bytes_moved += run.size
-            self._enter(index, part, places.take(good), moved, set(homes))
+            self._enter(index, part, places.take(good), moved, set(homes), run.size)
         return bool(((results == Result.OK) | damaged).all())
 
-    def _enter(self, index: Index, part: Part, old: Places, new: AnyArray, homes: set[bytes]) -> None:
+    def _enter(self, index: Index, part: Part, old: Places, new: AnyArray, homes: set[bytes], size: int) -> None:
         extent = self._writer.extent
         assert extent is not None
         moved = {(int(a["extent"]), int(a["offset"])): b for a, b in zip(old.entries, new, strict=True)}
@@ -136,4 +138,5 @@ class Mover:
                     needs, touched, hits = np.frombuffer(kept[0], NEED), kept[1], kept[2]
                     put_boundary(db, boundary.id, needs, touched=touched, hits=hits, home=extent.id)
             put_extent(db, replace(extent.row(), used=extent.end))
+            add_meta(db, "bytes_moved", size)
         extent.used = extent.end

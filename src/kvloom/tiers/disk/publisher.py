@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from dataclasses import replace
 
@@ -27,6 +28,9 @@ from kvloom.tiers.values import Outcome, Published, Unit
 from kvloom.types import AnyArray
 
 TRIES = 4
+
+Ready = tuple[tuple[str, int], publishing.Entry]
+"""A version of the index, and what a unit changes in it."""
 
 
 class _LostError(Exception):
@@ -88,8 +92,9 @@ class Publisher:
             return Published(Outcome.KNOWN)
         run = made.run()
         indexes.run(lambda index: self._room(index, made, run.size))
-        places = self.writer.append(run)
-        done = indexes.run(lambda index: self._enter(index, made, places, run.size))
+        ready: list[Ready] = []
+        places = self.writer.append(run, lambda places: self._prepare(indexes, made, places, ready))
+        done = indexes.run(lambda index: self._enter(index, made, places, run.size, ready))
         self.units += 1
         self.bytes_stored += run.size
         return done
@@ -114,7 +119,21 @@ class Publisher:
                 raise NoRoomError
         raise NoRoomError
 
-    def _enter(self, index: Index, made: Draft, places: AnyArray, size: int) -> Published:
+    def _prepare(self, indexes: OpenIndex, made: Draft, places: AnyArray, ready: list[Ready]) -> None:
+        """While the disk is busy: what the transaction will write, if nothing changes until then."""
+        extent = self.writer.extent
+
+        def work(index: Index) -> None:
+            version = index.version()
+            with index.read() as db:
+                number = layout_id(db, made.unit.layout)
+                if number is not None and extent is not None:
+                    ready.append((version, publishing.entry(db, made, places, extent.id, number)))
+
+        with contextlib.suppress(OSError, StoreError):  # then the transaction finds out
+            indexes.run(work)
+
+    def _enter(self, index: Index, made: Draft, places: AnyArray, size: int, ready: list[Ready]) -> Published:
         extent = self.writer.extent
         if extent is None:
             raise _LostError  # the index was made anew
@@ -125,8 +144,15 @@ class Publisher:
             if row is None or row.state != OPEN:
                 self.writer.forget()  # the index was made anew, and the extent is a sealed one in it
                 raise _LostError
-            if not publishing.enter(db, made, places, extent.id):
+            number = layout_id(db, made.unit.layout, make=True)
+            assert number is not None
+            if ready and ready[0][0] == index.version():
+                entry = ready[0][1]
+            else:
+                entry = publishing.entry(db, made, places, extent.id, number)
+            if entry.changed is None:
                 raise _LostError
+            publishing.enter(db, made, entry.changed, number, extent.id, size)
             self.heat.flush(db)
             put_extent(db, replace(extent.row(), used=extent.end))
         extent.used = extent.end
@@ -136,7 +162,7 @@ class Publisher:
         """Drop the units of a namespace."""
         with index.read() as db:
             number = layout_id(db, layout)
-        return 0 if number is None else self.sweeper.clear(index, capacity(index), number, layout, root)
+        return 0 if number is None else self.sweeper.clear(index, capacity(index), number, root)
 
     def flush(self, index: Index) -> None:
         """Enter what was used."""

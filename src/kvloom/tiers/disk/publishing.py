@@ -6,17 +6,16 @@ Before the transaction nothing can be found; whatever fails before it leaves at 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from kvloom.tiers.disk.format import HEADER, NEED, PLACE, BoundaryInfo, Manifest, NodeInfo
-from kvloom.tiers.disk.index import Index, meta, row_sum, set_meta
-from kvloom.tiers.disk.lookups import What, note
+from kvloom.tiers.disk.index import Index, add_meta, meta, row_sum, set_meta
 from kvloom.tiers.disk.reading import padded_lengths
 from kvloom.tiers.disk.rows import NodeRow, layout_id, nodes, put_node, with_objects
-from kvloom.tiers.disk.runs import Run
+from kvloom.tiers.disk.runs import Run, unplaced
 from kvloom.tiers.disk.space import growth
 from kvloom.tiers.values import DIGEST, Need, NewObject, Unit
 from kvloom.types import AnyArray
@@ -31,6 +30,10 @@ class Draft:
     unit: Unit
     chain: tuple[bytes, ...]
     objects: tuple[NewObject, ...]
+    owners: AnyArray
+    """int64: the node of every object."""
+    what: AnyArray
+    """``unplaced`` of the objects."""
     missing: tuple[int, ...]
     """Positions of the nodes that are not stored."""
     needs: AnyArray
@@ -45,7 +48,7 @@ class Draft:
     def growth(self) -> int:
         """What the index may grow by."""
         rows = sum(4 * len(self.tokens(i)) + 200 for i in self.missing) + 48 * len(self.objects)
-        touched = {item.node for item in self.objects}.union(self.missing)
+        touched = set(self.owners.tolist()).union(self.missing)
         return growth(len(touched) + 2, rows + 16 * len(self.needs))
 
     def tokens(self, node: int) -> AnyArray:
@@ -61,9 +64,8 @@ class Draft:
         """What has to be written."""
         infos = [NodeInfo(self.chain[i], self.parent(i), i, self.tokens(i)) for i in self.missing]
         ends = [BoundaryInfo(self.chain[-1], self.needs, touched=self.now)]
-        which = np.array([item.node for item in self.objects], np.int64)
-        rows = self.unit.digests[which].reshape(-1, DIGEST)
-        return Run.of(self.unit.layout, rows, self.objects, Manifest(infos, ends, len(self.objects), 0))
+        rows = self.unit.digests[self.owners].reshape(-1, DIGEST)
+        return Run.of(self.unit.layout, rows, self.objects, self.what, Manifest(infos, ends, len(self.objects), 0))
 
 
 def needs_array(needs: tuple[Need, ...] | list[Need]) -> AnyArray:
@@ -102,34 +104,46 @@ def draft(index: Index, unit: Unit) -> Draft:
         if end is not None:
             row = db.execute("SELECT needs FROM boundaries WHERE node = ?", (end.id,)).fetchone()
     where, entries = chain_objects(chain, stored)
-    grades = dict(
-        zip(
-            zip(where.tolist(), entries["group"].tolist(), entries["column"].tolist(), strict=True),
-            entries["grade"].tolist(),
-            strict=True,
-        )
+    fresh, owners = tuple(unit.objects), np.fromiter((item.node for item in unit.objects), np.int64)
+    added = np.ones(len(fresh), np.bool_)
+    if len(where):
+        grades = dict(zip(_keys(where, entries), entries["grade"].tolist(), strict=True))
+        have = [grades.get((item.node, item.group, item.column), -1) for item in fresh]
+        better = np.array([old < int(item.grade) for old, item in zip(have, fresh, strict=True)], np.bool_)
+        fresh = tuple(item for item, take in zip(fresh, better.tolist(), strict=True) if take)
+        owners, added = owners[better], np.array(have, np.int64)[better] < 0
+    what = unplaced(fresh)
+    complete = satisfied(
+        needs,
+        np.concatenate([where, owners[added]]),
+        *(np.concatenate([entries[name], what[name][added]]).astype(np.int64) for name in ("group", "column")),
     )
-    fresh = tuple(
-        item for item in unit.objects if grades.get((item.node, item.group, item.column), -1) < int(item.grade)
-    )
-    keys = set(grades).union((item.node, item.group, item.column) for item in fresh)
-    table = np.array(sorted(keys), np.int64).reshape(-1, 3)
-    complete = satisfied(needs, table[:, 0], table[:, 1], table[:, 2])
     known = complete and not fresh and row is not None and row[0] == needs.tobytes()
     missing = tuple(i for i, digest in enumerate(chain) if digest not in stored)
     held = int((HEADER + padded_lengths(entries)).sum())
-    return Draft(unit, chain, fresh, missing, needs, complete, known, held, now)
+    return Draft(unit, chain, fresh, owners, what, missing, needs, complete, known, held, now)
 
 
-def enter(db: sqlite3.Connection, made: Draft, places: AnyArray, extent: int) -> bool:
-    """Make a written unit visible, within a transaction; False (and the transaction must go back) if it lacks objects.
+def _keys(where: AnyArray, entries: AnyArray) -> Iterator[tuple[int, int, int]]:
+    return zip(where.tolist(), entries["group"].tolist(), entries["column"].tolist(), strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a unit changes in the index: rows of nodes to write, with their checksums.
+
+    None when it lacks objects that its boundary needs.
+    """
+
+    changed: tuple[tuple[NodeRow, int], ...] | None
+
+
+def entry(db: sqlite3.Connection, made: Draft, places: AnyArray, extent: int, number: int) -> Entry:
+    """Work out what a written unit changes; ``number`` is that of its layout.
 
     What another process stored meanwhile stays unless ours is of a better grade.
     """
-    unit, chain = made.unit, made.chain
-    number = layout_id(db, unit.layout, make=True)
-    assert number is not None
-    stored = nodes(db, number, chain)
+    chain, stored = made.chain, nodes(db, number, made.chain)
     changed: dict[int, NodeRow] = {
         i: NodeRow(
             number, digest, made.parent(i), i, made.tokens(i).astype("<i4").tobytes(), np.empty(0, PLACE), extent
@@ -137,21 +151,34 @@ def enter(db: sqlite3.Connection, made: Draft, places: AnyArray, extent: int) ->
         for i, digest in enumerate(chain)
         if digest not in stored
     }
-    owners = np.array([item.node for item in made.objects], np.int64)
-    for i in np.unique(owners).tolist():
+    order = np.argsort(made.owners, kind="stable")
+    for i, mine in zip(*_grouped(made.owners[order], order), strict=True):
         node = changed.get(i) or stored[chain[i]]
-        changed[i] = with_objects(node, merge(node.objects, places[owners == i]))
-    for node in changed.values():
-        put_node(db, node)
+        changed[i] = with_objects(node, merge(node.objects, places[mine]))
     after = {**stored, **{node.digest: node for node in changed.values()}}
     where, entries = chain_objects(chain, after)
-    if not satisfied(made.needs, where, entries["group"].astype(np.int64), entries["column"].astype(np.int64)):
-        return False
+    whole = satisfied(made.needs, where, entries["group"].astype(np.int64), entries["column"].astype(np.int64))
+    return Entry(tuple((node, node.sum()) for node in changed.values()) if whole else None)
+
+
+def _grouped(keys: AnyArray, values: AnyArray) -> tuple[list[int], list[AnyArray]]:
+    """Each of the sorted ``keys`` once, and the values that go with it."""
+    names, first = np.unique(keys, return_index=True)
+    return names.tolist(), np.split(values, first[1:]) if len(names) else []
+
+
+def enter(
+    db: sqlite3.Connection, made: Draft, changed: tuple[tuple[NodeRow, int], ...], number: int, extent: int, size: int
+) -> None:
+    """Make a written unit visible, within a transaction that begins with what ``entry`` saw; ``size``: of its run."""
+    chain = made.chain
+    for node, check in changed:
+        put_node(db, node, check)
     end = db.execute("SELECT id FROM nodes WHERE layout = ? AND digest = ?", (number, chain[-1])).fetchone()[0]
     put_boundary(db, end, made.needs, touched=tick(db), hits=0, home=extent)
-    set_meta(db, "published", meta(db, "published") + 1)
-    note(db, What.PUBLISHED, unit.layout, chain[-1])
-    return True
+    add_meta(db, "published", 1)
+    add_meta(db, "payload_published", int(made.what["length"].sum(dtype=np.int64)))
+    add_meta(db, "bytes_published", size)
 
 
 def merge(old: AnyArray, new: AnyArray) -> AnyArray:

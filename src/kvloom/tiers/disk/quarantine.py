@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from kvloom.tiers.disk.index import Index
-from kvloom.tiers.disk.lookups import What, note
 from kvloom.tiers.disk.rows import layout_id, nodes, put_node, with_objects
 from kvloom.tiers.values import Places
 from kvloom.types import AnyArray
@@ -31,7 +30,6 @@ def quarantine(index: Index, places: Places, reason: str) -> int:
                     continue
                 removed += int(bad.sum())
                 put_node(db, with_objects(node, node.objects[~bad]))
-                note(db, What.CHANGED, places.layout, digest)
                 values = [
                     (int(e["extent"]), int(e["offset"]), reason, digest, int(e["group"]), int(e["column"]))
                     for e in node.objects[bad]

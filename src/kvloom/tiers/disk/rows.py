@@ -95,17 +95,18 @@ def every_node(db: sqlite3.Connection, after: int = -1, limit: int = -1) -> list
     return [node_of(row) for row in db.execute(query, (after, limit))]
 
 
-def put_node(db: sqlite3.Connection, node: NodeRow) -> int:
-    """Write a node, a new one (``id`` -1) or over what is there; returns its number."""
+def put_node(db: sqlite3.Connection, node: NodeRow, check: int | None = None) -> int:
+    """Write a node, a new one (``id`` -1) or over what is there; returns its number.  ``check``: its sum, if known."""
+    check = node.sum() if check is None else check
     values = (node.layout, node.digest, node.parent, node.depth, node.tokens, node.objects.tobytes(), node.home)
     if node.id < 0:
         made = db.execute(
             "INSERT INTO nodes (layout, digest, parent, depth, tokens, objects, home, sum) VALUES (?,?,?,?,?,?,?,?)",
-            (*values, node.sum()),
+            (*values, check),
         )
         assert made.lastrowid is not None
         return made.lastrowid
-    db.execute("UPDATE nodes SET objects = ?, home = ?, sum = ? WHERE id = ?", (*values[5:], node.sum(), node.id))
+    db.execute("UPDATE nodes SET objects = ?, home = ?, sum = ? WHERE id = ?", (*values[5:], check, node.id))
     return node.id
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -13,10 +13,8 @@ import numpy.typing as npt
 from kvloom.tiers.disk.files import FileOps, aligned
 from kvloom.tiers.disk.format import (
     ALIGN,
-    CHECK_AT,
     HEADER,
     PAGE,
-    PAYLOAD_AT,
     PLACE,
     TYPE_OBJECT,
     TYPE_RUN,
@@ -28,12 +26,14 @@ from kvloom.tiers.disk.format import (
     stored_bytes,
 )
 from kvloom.tiers.values import Fill, NewObject
-from kvloom.types import AnyArray
+from kvloom.types import AnyArray, IntArray
 
 CHUNK = 4 << 20
 """Bytes of one write."""
 BUFFER = CHUNK + (64 << 10)
 """So that an object of 4 MiB with its header fits into what is kept."""
+BATCH = 1 << 20
+"""Bytes of objects whose headers are made together, so that small objects cost little beside their bytes."""
 LARGEST_KEPT = 16 << 20
 BUFFERS = 6
 WRITERS = 4
@@ -41,34 +41,49 @@ WRITERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Objects to write together, the nodes (uint8 ``[objects, 32]``) that they belong to, and what goes before them."""
+    """Objects to write together, the nodes (uint8 ``[objects, 32]``) that they belong to, and what goes before them.
+
+    ``what`` is ``unplaced`` of the objects.
+    """
 
     layout: bytes
     nodes: npt.NDArray[np.uint8]
     objects: Sequence[NewObject]
+    what: AnyArray
     manifest: bytes
     size: int
 
     @classmethod
-    def of(cls, layout: bytes, nodes: AnyArray, objects: Sequence[NewObject], manifest: Manifest) -> Run:
+    def of(
+        cls, layout: bytes, nodes: AnyArray, objects: Sequence[NewObject], what: AnyArray, manifest: Manifest
+    ) -> Run:
         """A run whose manifest says its size (``manifest.run_bytes`` is not looked at)."""
-        empty = len(Manifest(manifest.nodes, manifest.boundaries, 0, 0).encode())
-        size = stored_bytes(empty) + sum(stored_bytes(item.size) for item in objects)
-        size = padded(size, PAGE)
-        encoded = Manifest(manifest.nodes, manifest.boundaries, len(objects), size).encode()
-        return cls(layout, nodes, objects, encoded, size)
+        encoded = bytearray(Manifest(manifest.nodes, manifest.boundaries, len(objects), 0).encode())
+        size = padded(stored_bytes(len(encoded)) + int(steps(what).sum()), PAGE)
+        Manifest.put_run_bytes(encoded, size)
+        return cls(layout, nodes, objects, what, bytes(encoded), size)
 
     def places(self, extent: int, start: int) -> AnyArray:
         """``PLACE[objects]`` of the run at ``start``, its checksums not yet filled in."""
-        places = np.zeros(len(self.objects), PLACE)
+        places, taken = self.what.copy(), steps(self.what)
         places["extent"] = extent
-        for name in ("group", "column", "form", "grade"):
-            places[name] = [getattr(item, name) for item in self.objects]
-        places["length"] = [item.size for item in self.objects]
-        steps = HEADER + (places["length"].astype(np.int64) + ALIGN - 1) // ALIGN * ALIGN
-        first = start + stored_bytes(len(self.manifest))
-        places["offset"] = first + np.cumsum(steps) - steps
+        places["offset"] = start + stored_bytes(len(self.manifest)) + np.cumsum(taken) - taken
         return places
+
+
+def unplaced(objects: Sequence[NewObject]) -> AnyArray:
+    """``PLACE[objects]`` with everything but where they lie and their checksums."""
+    places = np.zeros(len(objects), PLACE)
+    for name in ("group", "column", "form", "grade"):
+        places[name] = np.fromiter((getattr(item, name) for item in objects), np.int64, len(objects))
+    places["length"] = np.fromiter((item.size for item in objects), np.int64, len(objects))
+    return places
+
+
+def steps(places: AnyArray) -> IntArray:
+    """Bytes that every one of ``PLACE[n]`` takes in an extent."""
+    taken: IntArray = HEADER + (places["length"].astype(np.int64) + ALIGN - 1) // ALIGN * ALIGN
+    return taken
 
 
 def object_headers(layout: bytes, nodes: AnyArray, places: AnyArray) -> AnyArray:
@@ -101,36 +116,34 @@ class Staging:
         for _ in range(BUFFERS):
             self._free.put(np.empty(0, np.uint8))
 
-    def write(self, run: Run, fd: int, extent: int, start: int) -> AnyArray:
+    def write(self, run: Run, fd: int, extent: int, start: int, meanwhile: Callable[[AnyArray], None]) -> AnyArray:
         """Write a run at ``start`` of an extent; returns its ``PLACE[objects]``.
 
-        Nothing is synced.  Raises OSError when a write fails; and whatever a ``Fill`` raises.  No write is under way
-        any more when it ends, in either way.
+        ``meanwhile`` gets them once they are known; the last writes are still under way then.
+
+        Nothing is synced.  Raises OSError when a write fails; and whatever a ``Fill`` or ``meanwhile`` raises.  No
+        write is under way any more when it ends, in either way.
         """
         places = run.places(extent, start)
-        # Headers are finished as bytes: for small objects what is done for each one is what a store costs.
-        lines = memoryview(object_headers(run.layout, run.nodes, places).tobytes())
-        checks = []
+        made = object_headers(run.layout, run.nodes, places)
         stream = _Stream(self, fd, start)
         try:
             room = stream.room(stored_bytes(len(run.manifest)))
             room[:HEADER] = run_header(run, extent, start).view(np.uint8)
             room[HEADER : HEADER + len(run.manifest)] = np.frombuffer(run.manifest, np.uint8)
-            for i, item in enumerate(run.objects):
-                size = item.size
-                room = stream.room(stored_bytes(size))
-                payload = room[HEADER : HEADER + size]
-                _fill(item, payload)
-                check = checksum(payload)
-                line = bytearray(lines[HEADER * i : HEADER * (i + 1)])
-                line[PAYLOAD_AT : PAYLOAD_AT + 16] = check
-                line[CHECK_AT:] = checksum(memoryview(line)[:CHECK_AT])
-                room.data[:HEADER] = line
-                checks.append(check)
+            room[HEADER + len(run.manifest) :] = 0
+            for part, begins, size in batches(steps(places)):
+                room = stream.room(size)
+                made["payload"][part] = _filled(run.objects[part], begins, places["length"][part], room)
+                room.reshape(-1, HEADER)[begins // HEADER] = (
+                    seal(made[part]).view(np.uint8).reshape(len(begins), HEADER)
+                )
+            places["check"] = made["payload"]
+            stream.send_rest()
+            meanwhile(places)
             stream.finish()
         finally:
             stream.drain()
-        places["check"] = np.frombuffer(b"".join(checks), np.uint8).reshape(-1, 16)
         return places
 
     def take(self, size: int) -> npt.NDArray[np.uint8]:
@@ -158,6 +171,17 @@ class Staging:
         self._pool.shutdown()
 
 
+def batches(taken: IntArray) -> Iterator[tuple[slice, IntArray, int]]:
+    """Objects to be made together: which, where each one's header begins, and the bytes that they take in all."""
+    ends = np.cumsum(taken)
+    first, before = 0, 0
+    while first < len(taken):
+        last = max(first + 1, int(np.searchsorted(ends, before + BATCH, "right")))
+        begins = np.concatenate([np.zeros(1, np.int64), ends[first : last - 1] - before])
+        yield slice(first, last), begins, int(ends[last - 1]) - before
+        first, before = last, int(ends[last - 1])
+
+
 class _Stream:
     """Consecutive bytes of a file, handed out piece by piece for filling in."""
 
@@ -166,14 +190,15 @@ class _Stream:
         self._offset, self._filled = start, 0
         self._buffer: npt.NDArray[np.uint8] | None = staging.take(BUFFER)
         self._writes: list[Future[None]] = []
+        self._sent = False
 
     def room(self, size: int) -> npt.NDArray[np.uint8]:
-        """The next ``size`` bytes, all in one buffer, zero at their end where padding may be."""
+        """The next ``size`` bytes, all in one buffer; whatever was in it before is still there."""
         assert self._buffer is not None
-        if self._filled + size > len(self._buffer):
+        # The first write is a small one, so that the disk need not wait long for it.
+        if self._filled + size > len(self._buffer) or (self._filled >= BATCH and not self._sent):
             self._flush(size)
         room = self._buffer[self._filled : self._filled + size]
-        room[max(0, size - ALIGN) :] = 0
         self._filled += size
         return room
 
@@ -194,18 +219,22 @@ class _Stream:
     def _send(self, size: int) -> None:
         assert self._buffer is not None
         buffer, self._buffer = self._buffer, None
+        self._sent = True
         for done in [write for write in self._writes if write.done()]:
             done.result()
             self._writes.remove(done)
         self._writes.append(self._staging.submit(self._fd, buffer, size, self._offset))
         self._offset += size
 
-    def finish(self) -> None:
-        """Write what is left, padded to a page."""
+    def send_rest(self) -> None:
+        """Send off what is left, padded to a page."""
         assert self._buffer is not None
         end = padded(self._filled, PAGE)
         self._buffer[self._filled : end] = 0
         self._send(end)
+
+    def finish(self) -> None:
+        """Wait until all is written."""
         for write in self._writes:
             write.result()
         self._writes.clear()
@@ -217,6 +246,22 @@ class _Stream:
             self._buffer = None
         for write in self._writes:
             write.exception()
+
+
+def _filled(
+    objects: Sequence[NewObject], begins: IntArray, lengths: IntArray, room: npt.NDArray[np.uint8]
+) -> npt.NDArray[np.uint8]:
+    """Put payloads where they belong, their padding zero; returns their checksums, uint8 ``[n, 16]``."""
+    checks = []
+    starts, sizes = (begins + HEADER).tolist(), lengths.tolist()
+    for item, start, size in zip(objects, starts, sizes, strict=True):
+        end = start + size
+        payload = room[start:end]
+        _fill(item, payload)
+        if size % ALIGN:
+            room[end : padded(end)] = 0
+        checks.append(checksum(payload))
+    return np.frombuffer(b"".join(checks), np.uint8).reshape(-1, 16)
 
 
 def _fill(item: NewObject, room: npt.NDArray[np.uint8]) -> None:

@@ -37,7 +37,6 @@ from kvloom.tiers.disk.files import FileOps
 from kvloom.tiers.disk.format import PLACE
 from kvloom.tiers.disk.health import Health
 from kvloom.tiers.disk.index import Index, meta, set_meta
-from kvloom.tiers.disk.lookups import Changes
 from kvloom.tiers.disk.opened import OpenIndex
 from kvloom.tiers.disk.publisher import Publisher, capacity
 from kvloom.tiers.disk.reading import THREADS, Reader
@@ -226,10 +225,6 @@ class DiskStore:
             if not batches:
                 return
             yield from batches
-
-    def changes(self, since: int) -> Changes:
-        """What was published and removed since a number that an earlier call gave (0: since ever).  Thread-safe."""
-        return self._index.run(lambda index: lookups.changes(index, since))
 
     # Reading
 

@@ -19,10 +19,9 @@ from kvloom.tiers.disk.directory import PUBLISH_BYTE, SWEEP_BYTE, Directory
 from kvloom.tiers.disk.extents import ExtentRow, extent_rows, put_extent
 from kvloom.tiers.disk.files import PIN_BYTE, WRITER_BYTE, FileOps
 from kvloom.tiers.disk.index import DYING, OPEN, SEALED, Index, meta
-from kvloom.tiers.disk.lookups import What, note
 from kvloom.tiers.disk.marks import Keep, Marks, Snapshot, live_bytes, mark, snapshot
 from kvloom.tiers.disk.moving import Mover
-from kvloom.tiers.disk.rows import layout_id, layouts, nodes, put_node, with_objects
+from kvloom.tiers.disk.rows import layout_id, nodes, put_node, with_objects
 from kvloom.tiers.disk.space import EXTENT_EXTRA, FIXED, Cap, fits
 from kvloom.tiers.disk.writer import NoRoomError
 from kvloom.types import AnyArray
@@ -80,13 +79,13 @@ class Sweeper:
             self.collect(index)
             self._again(index, cap, None, None, 1.0)
 
-    def clear(self, index: Index, cap: Cap, layout: int, name: bytes, root: bytes) -> int:
+    def clear(self, index: Index, cap: Cap, layout: int, root: bytes) -> int:
         """Drop all units of one namespace, and copy what else lies in their extents; returns how many units."""
         with self._directory.locked(SWEEP_BYTE, exclusive=True):
             self.collect(index)
-            return self._calmly(lambda: self._clear(index, cap, layout, name, root))
+            return self._calmly(lambda: self._clear(index, cap, layout, root))
 
-    def _clear(self, index: Index, cap: Cap, layout: int, name: bytes, root: bytes) -> int:
+    def _clear(self, index: Index, cap: Cap, layout: int, root: bytes) -> int:
         rows = self._rows(index)
         snap = snapshot(index)
         mine = np.zeros(len(snap.ids), np.bool_)
@@ -99,8 +98,6 @@ class Sweeper:
         snap, gone = replace(snap, boundaries=(*victims, *rest)), len(victims)
         marks = mark(snap, None, None)
         self._drop(index, cap, snap, marks, gone)
-        with index.write() as db:
-            note(db, What.CLEARED, name, root)
         touched = {*snap.entries["extent"][mine[snap.owner]].tolist(), *snap.homes[mine].tolist()}
         for extent in touched & rows.keys():
             if rows[extent].state == SEALED and self._mover.empty(index, cap, snap, marks, gone, extent):
@@ -172,16 +169,12 @@ class Sweeper:
     def _drop(self, index: Index, cap: Cap, snap: Snapshot, marks: Marks, gone: int) -> None:
         """Take the first ``gone`` boundaries out of the index, and all that is needed by none then."""
         keys = list(snap.rows)
-        with index.read() as db:
-            names = layouts(db)
         step = cap.rows_at_once
         for begin in range(0, gone, step):
             part = snap.boundaries[begin : min(begin + step, gone)]
             with self._step(index, snap) as db:
                 for boundary in part:
-                    layout, digest = keys[boundary.node]
                     db.execute("DELETE FROM boundaries WHERE node = ?", (boundary.id,))
-                    note(db, What.REMOVED, names[layout], digest)
             self.done.units += len(part)
         dead = marks.entries < gone
         touched = np.union1d(snap.owner[dead], np.flatnonzero(marks.nodes < gone)).tolist()
@@ -189,7 +182,7 @@ class Sweeper:
             with self._step(index, snap) as db:
                 for row in touched[begin : begin + step]:
                     mine = slice(snap.starts[row], snap.starts[row + 1])
-                    self._drop_objects(db, snap, row, keys[row], names, dead[mine], mine, marks.nodes[row] < gone)
+                    self._drop_objects(db, snap, row, keys[row], dead[mine], mine, marks.nodes[row] < gone)
             if index.log_bytes() > cap.slack // 2:
                 index.checkpoint()
 
@@ -199,7 +192,6 @@ class Sweeper:
         snap: Snapshot,
         row: int,
         key: tuple[int, bytes],
-        names: dict[int, bytes],
         dead: AnyArray,
         part: slice,
         whole: bool,
@@ -216,7 +208,6 @@ class Sweeper:
             kept = [(int(e["extent"]), int(e["offset"])) not in out for e in node.objects]
             self.done.objects += len(kept) - sum(kept)
             put_node(db, with_objects(node, node.objects[np.array(kept, np.bool_)]))
-        note(db, What.CHANGED, names[layout], digest)
 
     @contextlib.contextmanager
     def _step(self, index: Index, snap: Snapshot) -> Iterator[sqlite3.Connection]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sqlite3
+from collections.abc import Callable, Iterator
 
 from kvloom.tiers.disk.directory import Directory
 from kvloom.tiers.disk.extents import OpenExtent, begin_extent, create_extent, extent_rows, put_extent
@@ -38,16 +40,15 @@ class Writer:
         """
         if self.has(size):
             return
-        self.release(index)
         made = create_extent(self._directory, self._ops, 0)
         try:
-            for reserved in (max(cap.extent, size + PAGE), size + PAGE):
-                with index.write() as db:
+            with self._given_up(index) as db:
+                for reserved in (max(cap.extent, size + PAGE), size + PAGE):
                     if fits(db, index, cap, reserved + EXTENT_EXTRA + headroom):
                         made.reserved = reserved
                         put_extent(db, made.row())
                         break
-            else:
+            if not made.reserved:
                 raise NoRoomError
         except BaseException:
             with contextlib.suppress(OSError):
@@ -56,35 +57,53 @@ class Writer:
             raise
         # From here on the file is in the index: if its first page fails, release() gives it back.
         self.extent = made
-        begin_extent(self._directory, self._ops, made, cap.bytes)
+        begin_extent(self._ops, made, cap.bytes)
 
-    def append(self, run: Run) -> AnyArray:
-        """Write a run into the claimed extent and sync it; returns its ``PLACE[objects]``.  Raises OSError."""
+    def append(self, run: Run, meanwhile: Callable[[AnyArray], None] = lambda _places: None) -> AnyArray:
+        """Write a run into the claimed extent and sync it; returns its ``PLACE[objects]``.  Raises OSError.
+
+        ``meanwhile`` gets the places while the last bytes are on their way.
+        """
         extent = self.extent
         assert extent is not None
         assert extent.left >= run.size
         start, extent.end = extent.end, extent.end + run.size
-        places = self._staging.write(run, extent.fd, extent.id, start)
+        self._ops.allocate(extent.fd, start, run.size)
+        places = self._staging.write(run, extent.fd, extent.id, start, meanwhile)
         self._ops.sync_data(extent.fd)
+        if not extent.named:
+            self._ops.sync_directory(self._directory.extents)
+            extent.named = True
         self.bytes_written += run.size
         return places
 
     def release(self, index: Index) -> None:
         """Give the extent up: it stays as long as what is published, and gives back what it did not use."""
-        extent = self.extent
-        if extent is None:
-            return
-        self.extent = None
+        if self.extent is not None:
+            with self._given_up(index):
+                pass
+
+    @contextlib.contextmanager
+    def _given_up(self, index: Index) -> Iterator[sqlite3.Connection]:
+        """A transaction that gives the extent up, if there is one, and may do more.
+
+        It need not last: if it is lost with the power, so is whatever followed, and the extent is like that of a writer
+        who was killed, or is known to nobody.  Every publication makes lasting what went before it.
+        """
+        extent, self.extent = self.extent, None
         try:
-            with contextlib.suppress(OSError):
-                self._ops.truncate(extent.fd, extent.used)
-                extent.reserved = extent.used
-            with index.write() as db:
-                row = extent_rows(db).get(extent.id)
-                if row is not None and row.state == OPEN:
+            if extent is not None:
+                with contextlib.suppress(OSError):
+                    self._ops.truncate(extent.fd, extent.used)
+                    extent.reserved = extent.used
+            with index.write(lasting=False) as db:
+                row = None if extent is None else extent_rows(db).get(extent.id)
+                if extent is not None and row is not None and row.state == OPEN:
                     put_extent(db, extent.row(SEALED))
+                yield db
         finally:
-            self._ops.close(extent.fd)
+            if extent is not None:
+                self._ops.close(extent.fd)
 
     def forget(self) -> None:
         """Give the extent up without an index."""

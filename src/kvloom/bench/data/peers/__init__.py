@@ -1,0 +1,1 @@
+"""Drivers of other tiers.  Their own Python runs them; nothing here is imported by kvloom itself."""

@@ -1,0 +1,84 @@
+"""What ``kvloom bench data`` shows."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from kvloom.bench.core.sides import PeerName
+from kvloom.bench.data.peer import NAMES, FilePeer
+from kvloom.bench.data.rows import Row
+from kvloom.bench.data.run import Settings, make_folder, run_all
+from kvloom.cli import streams
+from kvloom.cli.interrupts import cleaning
+from kvloom.cli.tables import Sheet
+from kvloom.config import format_size
+from kvloom.errors import ConfigError
+
+TITLES = {
+    "memory": "Within memory, GB/s",
+    "disk": "Disk, GB/s; durable, and verified, unless a row says otherwise",
+    "checksum": "Checksums with one thread, GB/s",
+}
+
+
+def peer_names(texts: Sequence[str]) -> list[PeerName]:
+    """``--peer`` options; ConfigError says what is wrong with one."""
+    names = [PeerName.parse(text) for text in texts]
+    for name in names:
+        if name.name not in NAMES:
+            raise ConfigError(f"--peer {name.name}: has no tier on disk that is measured here; use: {', '.join(NAMES)}")
+    return names
+
+
+def measure(directory: Path, settings: Settings, names: Sequence[PeerName]) -> tuple[dict[str, str], list[Row]]:
+    """Versions of the peers, and all cells; whatever was written is removed, however this ends."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    base = make_folder(directory, settings, len(names))
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(cleaning(functools.partial(shutil.rmtree, base, ignore_errors=True)))
+        peers = []
+        for name in names:
+            peers.append(FilePeer(name))
+            stack.enter_context(cleaning(peers[-1].close))
+        versions = {peer.name: peer.version() for peer in peers}
+        show = Progress(*columns, console=streams.progress(), transient=True, disable=not sys.stderr.isatty())
+        progress = stack.enter_context(show)
+        task = progress.add_task("starting")
+        rows = run_all(
+            base,
+            settings,
+            lambda what, done, of: progress.update(task, description=what, completed=done, total=of),
+            peers,
+        )
+    return versions, rows
+
+
+def sheets(rows: Sequence[Row]) -> Iterator[Sheet]:
+    """A table for each section that has rows."""
+    for section, title in TITLES.items():
+        mine = [row for row in rows if row.section == section]
+        if not mine:
+            continue
+        sheet = Sheet(title, ("objects", "what"), ("GB/s", "least-most", "ratio", "of", "read"))
+        for row in mine:
+            spread = f"{row.gbps_least:.2f}-{row.gbps_most:.2f}"
+            ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+            device = row.facts.get("device_bytes")
+            read = "" if device is None else format_size(int(device))
+            size = f"{row.object_bytes >> 10} KiB"
+            sheet.add(size, row.what, f"{row.gbps:.2f}", spread, ratio, row.beside, read)
+        yield sheet
+
+
+def notes(rows: Sequence[Row], total: int) -> Iterator[str]:
+    """What has to be known about a run beside its figures."""
+    read = [int(row.facts["device_bytes"]) for row in rows if row.what == "restore, verified"]
+    if read and min(read) < total:
+        yield "the kernel says that less was read from a device than restored: name a --directory on a disk"
