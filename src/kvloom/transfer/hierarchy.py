@@ -23,7 +23,7 @@ from kvloom.plan import Chain, Limit, TransferPlan
 from kvloom.tiers.contract import HandsOn, Tier
 from kvloom.tiers.values import Places, Published, Result
 from kvloom.transfer.demotion import Demotion
-from kvloom.transfer.lanes import Job, Urgency
+from kvloom.transfer.lanes import Job, Lane, Urgency
 from kvloom.transfer.link import Link
 from kvloom.transfer.loading import Load
 from kvloom.transfer.memory import SlotMemory
@@ -57,6 +57,7 @@ class Hierarchy:
         memory: of the device arena.
         tiers: cold tiers, nearest first; ``close`` closes them.
         clock: monotonic seconds.
+        lane: what moves bytes: threads, or ``Inline``, which does everything at once.
     """
 
     def __init__(
@@ -66,10 +67,11 @@ class Hierarchy:
         tiers: Sequence[Tier],
         options: TransferOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
+        lane: type[Lane] = Lane,
     ) -> None:
         self._manager, self._memory, self._clock = manager, memory, clock
         self.options = options or TransferOptions()
-        self.links = [Link(tier, memory, manager.spec, manager.geometry, self.options, clock) for tier in tiers]
+        self.links = [Link(tier, memory, manager.spec, manager.geometry, self.options, clock, lane) for tier in tiers]
         self.stats = TransferStats({link.tier.name: link.stats for link in self.links})
         self._pending: OrderedDict[bytes, _End] = OrderedDict()
         self._stores: deque[tuple[Link, TransferPlan, Job[Published]]] = deque()

@@ -57,16 +57,17 @@ class Link:
         geometry: ArenaGeometry,
         options: TransferOptions,
         clock: Callable[[], float] = time.monotonic,
+        lane: type[Lane] = Lane,
     ) -> None:
         self.tier, self.stats = tier, TierStats()
         self._memory, self._spec, self._geometry = memory, spec, geometry
         self._sizes, self._clock = Sizes.of(spec), clock
         self.forms = Forms(tier.name, spec.groups, options.cold_form if tier.durable else ColdForm.NONE)
         self._window = options.prefetch_window
-        self.reading = Lane(
+        self.reading = lane(
             f"kvloom-load-{tier.name}", {Urgency.LOAD: 64, Urgency.PREFETCH: options.most_prefetches}, clock
         )
-        self.writing = Lane(
+        self.writing = lane(
             f"kvloom-store-{tier.name}", {Urgency.STORE: options.most_stores, Urgency.DEMOTE: 64}, clock
         )
 
