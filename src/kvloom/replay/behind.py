@@ -6,6 +6,7 @@ it had measured them, and chooses for every request.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -87,6 +88,8 @@ class Behind:
         seconds: float64, to the first token of every request so far; ``recompute`` without loads and replays.
         tokens_by: tokens that needed no compute by where they came from: the device, each tier, ``replay``.
         served_by: requests that got any from there.
+        replay_bytes: that replays had to load first, by kind.
+        uses: of every segment, by digest: requests that had it in their prompt or answer.
     """
 
     def __init__(self, manager: Manager, make: MakeTiers, prefill_speed: float, admission: Admission) -> None:
@@ -113,6 +116,7 @@ class Behind:
         self.recompute: list[float] = []
         self.tokens_by = dict.fromkeys(("device", *names, Way.EXACT_REPLAY.value), 0)
         self.served_by = dict.fromkeys(self.tokens_by, 0)
+        self.replay_bytes: Counter[str] = Counter()
         self.uses: dict[bytes, int] = {}
 
     # ---------------------------------------------------------------- before a request
@@ -174,6 +178,7 @@ class Behind:
                 tier.read_bytes += n_bytes
                 self.clock.advance(tier.read_s(n_bytes))
                 tier.touch(manager.layout, chain.digests[-1].tobytes())
+        self.replay_bytes.update(option.reach.kind_bytes)
         self.clock.advance(option.span.tokens / self.prefill_speed)
         manager.finish_load(plan, np.ones(len(plan), np.bool_))
         self.recovery.stats.replays += 1
@@ -181,15 +186,14 @@ class Behind:
 
     # ---------------------------------------------------------------- during and after one
 
-    def opened(self, passage: Passage, sequence: CachedSequence, prompt: int) -> None:
-        """The prompt was opened: compute the rest of it, and see what came from where."""
-        reused = sequence.reused
+    def opened(self, passage: Passage, sequence: CachedSequence, prompt: int, reused: int) -> None:
+        """A prompt was opened, and ``reused`` of its tokens need no compute: compute the others; what came whence?"""
         self.clock.advance((prompt - reused) / self.prefill_speed)
         seconds = self.clock() - passage.begun
         self.seconds.append(seconds)
-        self.recompute.append((prompt - passage.device) / self.prefill_speed)
+        self.recompute.append((prompt - min(passage.device, reused)) / self.prefill_speed)
         if passage.choice is not None:
-            self.recovery.observed(passage.choice, seconds, given_up=reused < passage.choice.position)
+            self.recovery.observed(passage.choice, seconds, given_up=sequence.reused < passage.choice.position)
         device = min(passage.device, reused)
         self._came("device", device)
         replayed = passage.choice is not None and passage.choice.way in {Way.EXACT_REPLAY, Way.BOUNDED_REPLAY}
@@ -216,6 +220,13 @@ class Behind:
     def keep(self, sequence: CachedSequence) -> None:
         """The present end of a sequence was kept resumable."""
         self.hierarchy.keep(sequence, SALT, ())
+
+    def written_by_kind(self, number: int) -> dict[str, int]:
+        """Bytes of objects that a tier was given, by kind."""
+        total: Counter[str] = Counter()
+        for group, n_bytes in sorted(self.tiers[number].payload.items()):
+            total[self._manager.spec.groups[group].kind.name.lower()] += n_bytes
+        return dict(total)
 
     def note_use(self, tokens: Int32Array) -> None:
         """A request computed or reused ``tokens``: what of them is used more than once is known at the end."""

@@ -134,7 +134,7 @@ def note(explanation: Explanation, ended: Ended, faults: Ended) -> None:
 class _Run:
     """A manager and what it has done so far."""
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         streams: Streams,
         spec: ModelSpec,
@@ -175,8 +175,7 @@ class _Run:
 
     def _prompt_only(self, i: int, tokens: Int32Array) -> None:
         block, depth = self.trace.block, int(self.trace.starts[i + 1] - self.trace.starts[i])
-        prompt = len(tokens)
-        passage = self._restore(tokens)
+        passage, prompt = self._restore(tokens), int(self.trace.inputs[i])
         sequence = self._open(tokens)
         if sequence is None:
             self.passed_through += 1
@@ -187,11 +186,11 @@ class _Run:
                 self._refused(prompt)
                 return
             tokens = tokens[: most * block + 1]
-        self._opened(passage, sequence, prompt)
         hits = sequence.reused // block
         self.block_hits[i] = hits
         full = (depth - 1) * block + self._last_block(i)
         self.reused[i] = hits * block if hits < depth else max(0, full)
+        self._opened(passage, sequence, prompt, int(self.reused[i]))
         note(sequence.explanation, self.ended, self.faults)
         self._grow(sequence, tokens[:-1])
         if self.behind is not None:
@@ -212,8 +211,8 @@ class _Run:
             self.passed_through += 1
             self._refused(prompt)
             return
-        self._opened(passage, sequence, prompt)
         self.reused[i] = sequence.reused
+        self._opened(passage, sequence, prompt, sequence.reused)
         self.block_hits[i] = depth if sequence.reused >= prompt - 1 else min(depth, sequence.reused // self.trace.block)
         note(sequence.explanation, self.ended, self.faults)
         # As sessions do: the state just before the last prompt token, and the end of the answer, stay resumable.
@@ -259,9 +258,9 @@ class _Run:
     def _restore(self, prompt: Int32Array) -> Passage | None:
         return None if self.behind is None else self.behind.restore(prompt)
 
-    def _opened(self, passage: Passage | None, sequence: CachedSequence, prompt: int) -> None:
+    def _opened(self, passage: Passage | None, sequence: CachedSequence, prompt: int, reused: int) -> None:
         if self.behind is not None and passage is not None:
-            self.behind.opened(passage, sequence, prompt)
+            self.behind.opened(passage, sequence, prompt, reused)
 
     def _refused(self, prompt: int) -> None:
         if self.behind is not None:

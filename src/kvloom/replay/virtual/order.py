@@ -42,6 +42,7 @@ class ByHeat(Going):
         self._clock, self._number, self._units = 0.0, 0, 0
 
     def use(self, node: Node, *, hit: bool) -> None:
+        """See ``Going``."""
         self._clock += 1 / max(self._units, ROUND_LEAST)
         self._units += node.stamp == 0
         node.hits = node.hits * 2.0 ** (node.moment - self._clock) + 1.0
@@ -52,15 +53,18 @@ class ByHeat(Going):
         heapq.heappush(self._heap, (key, node.moment, -node.depth, node.stamp, node))
 
     def forget(self, node: Node) -> None:
+        """See ``Going``."""
         self._units -= node.stamp != 0
         node.hits, node.stamp = 0.0, 0
 
     def first(self) -> Node | None:
+        """See ``Going``."""
         while self._heap and self._heap[0][3] != self._heap[0][4].stamp:
             heapq.heappop(self._heap)
         return self._heap[0][4] if self._heap else None
 
     def in_order(self) -> Iterator[Node]:
+        """See ``Going``."""
         heap = self._heap
         ahead = [(heap[0][:4], 0)] if heap else []
         while ahead:
@@ -81,6 +85,7 @@ class ByRounds(Going):
         self._clock = 0
 
     def use(self, node: Node, *, hit: bool) -> None:
+        """See ``Going``."""
         self._clock += 1
         node.hits += hit
         node.moment = self._clock
@@ -88,6 +93,7 @@ class ByRounds(Going):
         self._sorted = None
 
     def forget(self, node: Node) -> None:
+        """See ``Going``."""
         del self._units[id(node)]
         node.hits = 0.0
         if self._sorted and self._sorted[-1] is node:
@@ -96,11 +102,13 @@ class ByRounds(Going):
             self._sorted = None
 
     def first(self) -> Node | None:
+        """See ``Going``."""
         if self._sorted is None:
             self._sorted = list(self.in_order())[::-1]
         return self._sorted[-1] if self._sorted else None
 
     def in_order(self) -> Iterator[Node]:
+        """See ``Going``."""
         half = len(self._units) / 2
         worth = [
             (node.moment + min(node.hits, HITS_THAT_COUNT) * half, -node.depth, number, node)

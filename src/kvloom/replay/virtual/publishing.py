@@ -66,10 +66,10 @@ class Publisher:
             if count < need[3]:
                 return Published(Outcome.INCOMPLETE)
         end = nodes[-1]
-        if end is not None and end.unit is not None and not len(draft.fresh):
-            if np.array_equal(end.unit.needs, draft.needs):
-                tier.use(end)
-                return Published(Outcome.KNOWN)
+        old = None if end is None else end.unit
+        if end is not None and old is not None and not len(draft.fresh) and np.array_equal(old.needs, draft.needs):
+            tier.use(end)
+            return Published(Outcome.KNOWN)
         return self._enter(draft, root)
 
     def _draft(self, unit: Unit, known: list[Node]) -> _Draft:

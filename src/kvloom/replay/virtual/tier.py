@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvloom.errors import InputError
-from kvloom.replay.virtual.books import ROW, Books, Node
+from kvloom.replay.virtual.books import Books, Node
 from kvloom.replay.virtual.clock import VirtualClock
 from kvloom.replay.virtual.medium import Medium
 from kvloom.replay.virtual.order import going
@@ -93,7 +93,9 @@ class VirtualTier:
         """See ``Tier.lookup``."""
         check_layout(layout)
         check_digests(digests)
-        nodes = [None] * len(digests) if self._closed else self.books.known(layout, digests)
+        nodes: list[Node | None] = [None] * len(digests)
+        if not self._closed:
+            nodes = self.books.known(layout, digests)
         known = np.array([node is not None for node in nodes], np.bool_)
         boundary = np.array([node is not None and node.unit is not None for node in nodes], np.bool_)
         rows, at = self.books.gather(nodes)
@@ -287,6 +289,3 @@ def _root_of(node: Node) -> Node:
     while node.parent is not None:
         node = node.parent
     return node
-
-
-assert set(_FIELDS) <= set(ROW.names or ())
