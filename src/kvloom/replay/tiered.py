@@ -72,8 +72,6 @@ class Sized:
         if self.n_bytes < least:
             name, asked = self.medium.name, self.size.asked
             raise ConfigError(f"--{name} {asked} is {self.n_bytes} bytes; a {name} tier needs {least} or more")
-                f"--{name} {self.size.asked} is {self.n_bytes} bytes; a {name} tier needs {least} or more"
-            )
 
     @property
     def label(self) -> str:
