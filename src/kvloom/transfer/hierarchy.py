@@ -22,13 +22,15 @@ from kvloom.manager.sequence import CachedSequence
 from kvloom.plan import Chain, Limit, TransferPlan
 from kvloom.tiers.contract import HandsOn, Tier
 from kvloom.tiers.values import Places, Published, Result
+from kvloom.transfer.cooling import Cooling, Rewrites
 from kvloom.transfer.demotion import Demotion
+from kvloom.transfer.forms import Forms
 from kvloom.transfer.lanes import Job, Urgency
 from kvloom.transfer.link import Link
 from kvloom.transfer.loading import Load
 from kvloom.transfer.memory import SlotMemory
 from kvloom.transfer.offers import Offer, joined, kept_of, make_offer, objects_of
-from kvloom.transfer.options import Admission, TransferOptions
+from kvloom.transfer.options import Admission, ColdForm, TransferOptions
 from kvloom.transfer.stats import TransferStats
 from kvloom.types import Grade, Int32Array
 
@@ -71,6 +73,8 @@ class Hierarchy:
         self.options = options or TransferOptions()
         self.links = [Link(tier, memory, manager.spec, manager.geometry, self.options, clock) for tier in tiers]
         self.stats = TransferStats({link.tier.name: link.stats for link in self.links})
+        self.cooling: list[Cooling] = []
+        self._after = [self._housekeeping(number) for number in range(len(self.links))]
         self._pending: OrderedDict[bytes, _End] = OrderedDict()
         self._stores: deque[tuple[Link, TransferPlan, Job[Published]]] = deque()
         self._ahead: OrderedDict[bytes, Load] = OrderedDict()
@@ -282,12 +286,23 @@ class Hierarchy:
         return True
 
     def _after_store(self, link: Link) -> Callable[[], None]:
-        """What a lane does after a publication: move what is coldest in its tier on to the next one."""
-        number = self.links.index(link)
-        tier = link.tier
-        if number + 1 == len(self.links) or not isinstance(tier, HandsOn):
-            return lambda: None
-        return Demotion(tier, self.links[number + 1], self.options).run
+        """What a lane does after a publication: see to what is cold in its tier."""
+        return self._after[self.links.index(link)]
+
+    def _housekeeping(self, number: int) -> Callable[[], None]:
+        link, work = self.links[number], list[Callable[[], None]]()
+        if isinstance(link.tier, Rewrites) and self.options.cold_form is not ColdForm.NONE:
+            forms = Forms(link.tier.name, self._manager.spec.groups, self.options.cold_form)
+            self.cooling.append(Cooling(link.tier, self._manager.layout, forms, self.options))
+            work.append(self.cooling[-1].run)
+        if number + 1 < len(self.links) and isinstance(link.tier, HandsOn):
+            work.append(Demotion(link.tier, self.links[number + 1], self.options).run)
+
+        def run() -> None:
+            for each in work:
+                each()
+
+        return run
 
     def collect(self) -> None:
         """Let go of the slots of what has ended, and begin what waits."""

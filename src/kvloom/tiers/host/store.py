@@ -21,7 +21,7 @@ from kvloom.tiers.contract import Usage
 from kvloom.tiers.host import arrays, counting, pages
 from kvloom.tiers.host.arrays import CHECK, FORM, GENERATION, GRADE, HELD, LENGTH, PAGE, RUN, STATE
 from kvloom.tiers.host.books import Books
-from kvloom.tiers.host.listing import catalogue, finding, unit_of
+from kvloom.tiers.host.listing import catalogue, finding, places_by_layout, unit_of
 from kvloom.tiers.host.publishing import Publisher, pages_of
 from kvloom.tiers.host.reading import PLACE as HOST_PLACE
 from kvloom.tiers.host.reading import about_places, read, seeds_of
@@ -229,6 +229,26 @@ class HostStore:
         with self._books.lock:
             n = self._books.unit_at(layout, digest)
             return self._books.heat(n) if n >= 0 else 0.0
+
+    def cold_objects(self, below: float, most_bytes: int) -> list[Places]:
+        """Objects that are as they came (RAW), and that no unit needs whose counter is ``below`` or more.
+
+        Those of the units that go next come first, until they are ``most_bytes`` together; one value for every layout.
+        """
+        books, a, need = self._books, self._books.a, most_bytes
+        with books.lock:
+            refs = a.obj[:, arrays.REFS].copy()
+            held = (a.obj[:, STATE] == HELD) & (a.obj[:, arrays.FORM] == PayloadForm.RAW)
+            for n in books.in_order():
+                needs = books.needs_of(n)
+                if need <= 0:
+                    break
+                if books.heat(n) < below and needs is not None:
+                    free = held & (refs > 0)
+                    counting.would_free(a, n, needs, int(a.node64[n, arrays.SERIAL]), refs)
+                    need -= int(a.obj[free & (refs == 0), LENGTH].sum())
+            rows = np.flatnonzero(held & (refs == 0)).astype(np.int64)
+            return places_by_layout(books, rows)
 
     def rewrite(
         self, places: Places, payloads: Sequence[bytes | memoryview | AnyArray], form: PayloadForm, grade: Grade
