@@ -244,7 +244,8 @@ class HostStore:
         parts = [np.frombuffer(np.ascontiguousarray(p) if isinstance(p, np.ndarray) else p, np.uint8) for p in payloads]
         about[:, 5] = [len(part) for part in parts]
         seeds = seeds_of(places.layout, np.require(places.digests, requirements=["C", "W"]).view(np.int64), about)
-        count, a = 0, self._books.a
+        count, books = 0, self._books
+        a = books.a
         if self._closed:
             return 0
         sizes = pages_of(about[:, 5])
@@ -253,9 +254,9 @@ class HostStore:
             check = xxhash.xxh3_128_digest(data.data, seed)
             if x >= len(a.obj):
                 continue
-            with self._books.lock:
+            with books.lock:
                 row = a.obj[x]
-                same = not self._closed and row[STATE] == HELD and row[GENERATION] == about[i, 0]
+                same = books is self._books and row[STATE] == HELD and row[GENERATION] == about[i, 0]
                 fits = sizes[i] <= int(pages_of(np.array([int(row[LENGTH])]))[0]) and size > 0
                 if not same or not fits or row[arrays.PINS] > 0:
                     continue
