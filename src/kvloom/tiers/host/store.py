@@ -97,14 +97,16 @@ class HostStore:
         if object_bytes < PAGE or threads not in {1, 2}:
             raise InputError(f"a host tier takes objects of {PAGE} bytes or more on average, and 1 or 2 threads")
         count = arrays.pages_within(capacity_bytes, object_bytes)
-        self._memory = (memory or anonymous)(count * PAGE)
-        self._books = Books(arrays.make(self._memory, count, object_bytes))
-        self._publisher = Publisher(self._books, self._memory)
+        self._begin((memory or anonymous)(count * PAGE), count, object_bytes)
         self._publishing = threading.Lock()
         self._pool = ThreadPoolExecutor(1, "kvloom-host") if threads > 1 else None
         self._verify = verify
         self._capacity = capacity_bytes
         self._closed = False
+
+    def _begin(self, memory: npt.NDArray[np.uint8], count: int, object_bytes: int) -> None:
+        self._books = Books(arrays.make(memory, count, object_bytes), memory)
+        self._publisher = Publisher(self._books)
 
     @property
     def name(self) -> str:
@@ -192,10 +194,13 @@ class HostStore:
             return Usage(self._books.bytes, self._capacity, self._books.objects, self._books.units)
 
     def close(self) -> None:
-        """See ``Tier.close``.  A publication that is under way ends first."""
+        """See ``Tier.close``.  A publication that is under way ends first.
+
+        The memory goes when the last read ends and the last ``unit`` is gone.
+        """
         self._closed = True
         with self._publishing:
-            pass
+            self._begin(anonymous(PAGE), 1, PAGE)
         if self._pool is not None:
             self._pool.shutdown()
 
@@ -263,14 +268,19 @@ class HostStore:
         parts = [np.frombuffer(np.ascontiguousarray(p) if isinstance(p, np.ndarray) else p, np.uint8) for p in payloads]
         about[:, 5] = [len(part) for part in parts]
         seeds = seeds_of(places.layout, np.require(places.digests, requirements=["C", "W"]).view(np.int64), about)
-        count, a = 0, self._books.a
+        count, books = 0, self._books
+        a = books.a
+        if self._closed:
+            return 0
         sizes = pages_of(about[:, 5])
         for i, (data, seed) in enumerate(zip(parts, seeds.tolist(), strict=True)):
             x, size = int(places.entries["row"][i]), int(about[i, 5])
             check = xxhash.xxh3_128_digest(data.data, seed)
-            with self._books.lock:
+            if x >= len(a.obj):
+                continue
+            with books.lock:
                 row = a.obj[x]
-                same = not self._closed and row[STATE] == HELD and row[GENERATION] == about[i, 0]
+                same = books is self._books and row[STATE] == HELD and row[GENERATION] == about[i, 0]
                 fits = sizes[i] <= int(pages_of(np.array([int(row[LENGTH])]))[0]) and size > 0
                 if not same or not fits or row[arrays.PINS] > 0:
                     continue
