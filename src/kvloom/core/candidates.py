@@ -9,9 +9,8 @@ from __future__ import annotations
 from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
 from kvloom.core.fields import COL_BASE, COLUMNS, GRADE, RULE, RULE_PREFIX, SLOT_BASE
-from kvloom.core.restoring import node_of, reachable, there
+from kvloom.core.restoring import needed_blocks, node_of, reachable, there
 from kvloom.core.rules import blocks_at
-from kvloom.core.restoring import needed_blocks
 from kvloom.types import AnyArray
 
 RESTORED, REPLAYED = range(2)
@@ -52,19 +51,11 @@ def prefix_reachable(a: Arrays, path: AnyArray, checkpoint: int, cold: AnyArray,
 
 @jit
 def _count(
-    a: Arrays,
-    path: AnyArray,
-    checkpoint: int,
-    cold: AnyArray,
-    tiers: int,
-    position: int,
-    floor: int,
-    objects: AnyArray,
-    missing: AnyArray,
+    a: Arrays, path: AnyArray, checkpoint: int, cold: AnyArray, position: int, floor: int, counts: AnyArray
 ) -> int:
     """Where the objects that ``position`` needs and the device lacks would come from.
 
-    ``objects`` int64 [tiers, groups] by the first tier that has them, ``missing`` int64 [groups] those in none.
+    ``counts`` int64 [more than tiers, groups]: by the first tier that has them; those in none in the last row.
     Returns the worst grade of the prefix groups' objects, -1 without any.
     """
     segment = a.tokens.shape[1]
@@ -82,13 +73,13 @@ def _count(
             if there(a, n, c, g, floor):
                 grade = a.slot[a.group[g, SLOT_BASE] + a.columns[n, c], GRADE]
             else:
-                for t in range(tiers):
+                for t in range(cold.shape[0]):
                     if cold[t, row, c] >= floor:
-                        objects[t, g] += 1
+                        counts[t, g] += 1
                         grade = cold[t, row, c]
                         break
             if grade < 0:
-                missing[g] += 1
+                counts[-1, g] += 1
             elif a.group[g, RULE] == RULE_PREFIX:
                 worst = grade if worst < 0 else min(worst, grade)
     return worst
@@ -96,33 +87,22 @@ def _count(
 
 @jit
 def survey(
-    a: Arrays,
-    path: AnyArray,
-    checkpoint: int,
-    cold: AnyArray,
-    tail: int,
-    floor: int,
-    merged: AnyArray,
-    found: AnyArray,
-    objects: AnyArray,
-    missing: AnyArray,
+    a: Arrays, path: AnyArray, checkpoint: int, cold: AnyArray, tail: int, floor: int, found: AnyArray, counts: AnyArray
 ) -> None:
     """For every level and both kinds of boundary: the position, and where its objects come from.
 
     Args:
         a, path, checkpoint, tail, floor: as in ``restoring.reachable``.
-        cold: int8 [tiers, rows, columns].
-        merged: int8 [rows, columns], filled with -1: scratch.
+        cold: int8 [tiers + 1, rows, columns]; the first plane is filled with -1 and gets the best of the others.
         found: int64 [levels, 2, 2] gets position and worst grade.
-        objects: int64 [levels, 2, tiers, groups], zeros.
-        missing: int64 [levels, 2, groups], zeros.
+        counts: int64 [levels, 2, tiers + 1, groups], zeros, gets the objects by the first tier that has them; in the
+            last row those that no tier of the level has.
     """
-    tiers = cold.shape[0]
-    for level in range(tiers + 1):
-        if level > 0:
-            for row in range(cold.shape[1]):
-                for c in range(cold.shape[2]):
-                    merged[row, c] = max(merged[row, c], cold[level - 1, row, c])
+    for level in range(cold.shape[0]):
+        merged = cold[0]
+        for row in range(cold.shape[1]):
+            for c in range(cold.shape[2]):
+                merged[row, c] = max(merged[row, c], cold[level, row, c])
         for kind in range(2):
             if kind == RESTORED:
                 position = reachable(a, path, checkpoint, merged, tail, floor)
@@ -130,5 +110,5 @@ def survey(
                 position = prefix_reachable(a, path, checkpoint, merged, tail, floor)
             found[level, kind, POSITION] = position
             found[level, kind, WORST] = _count(
-                a, path, checkpoint, cold, level, position, floor, objects[level, kind], missing[level, kind]
+                a, path, checkpoint, cold[1 : level + 1], position, floor, counts[level, kind]
             )

@@ -58,40 +58,32 @@ class Survey:
     replayed: tuple[Reach, ...]
 
 
-def survey(
-    a: Arrays, spec: ModelSpec, prompt: Prompt, colds: Sequence[AnyArray], reused: int, floor: Grade
-) -> Survey:
+def survey(a: Arrays, spec: ModelSpec, prompt: Prompt, colds: Sequence[AnyArray], reused: int, floor: Grade) -> Survey:
     """See ``Manager.survey``; ``colds``: grades by tier, as ``Transfers.cold`` makes them."""
     tiers, rows, columns = len(colds), -(-len(prompt.tokens) // spec.segment_tokens), a.columns.shape[1]
-    cold = np.full((tiers, rows, columns), -1, dtype=np.int8)
-    for tier, one in enumerate(colds):
+    cold = np.full((tiers + 1, rows, columns), -1, dtype=np.int8)
+    for tier, one in enumerate(colds, start=1):
         cold[tier] = one
     found = np.zeros((tiers + 1, 2, PLAN_COLUMNS), dtype=np.int64)
-    objects = np.zeros((tiers + 1, 2, tiers, len(spec.groups)), dtype=np.int64)
-    missing = np.zeros((tiers + 1, 2, len(spec.groups)), dtype=np.int64)
-    merged = np.full((rows, columns), -1, dtype=np.int8)
+    counts = np.zeros((tiers + 1, 2, tiers + 1, len(spec.groups)), dtype=np.int64)
     tail = len(prompt.tokens) % spec.segment_tokens
-    candidates.survey(
-        a, prompt.path, prompt.checkpoint, cold, tail, int(floor), merged, found, objects, missing
-    )
+    candidates.survey(a, prompt.path, prompt.checkpoint, cold, tail, int(floor), found, counts)
 
     def reaches(kind: int) -> tuple[Reach, ...]:
         best, made = reused, []
         for level in range(tiers + 1):
             position, worst = int(found[level, kind, POSITION]), int(found[level, kind, WORST])
-            lost = tuple(np.flatnonzero(missing[level, kind]).tolist())
+            lost = tuple(np.flatnonzero(counts[level, kind, -1]).tolist())
             if position <= best or (kind == REPLAYED and not lost):
                 continue
             best = position
-            made.append(_reach(spec, position, level, objects[level, kind], lost, worst))
+            made.append(_reach(spec, position, level, counts[level, kind, :-1], lost, worst))
         return tuple(made)
 
     return Survey(len(prompt.tokens), reused, floor, reaches(RESTORED), reaches(REPLAYED))
 
 
-def _reach(
-    spec: ModelSpec, position: int, level: int, objects: AnyArray, lost: tuple[int, ...], worst: int
-) -> Reach:
+def _reach(spec: ModelSpec, position: int, level: int, objects: AnyArray, lost: tuple[int, ...], worst: int) -> Reach:
     sizes = np.array([group.slot_bytes for group in spec.groups], dtype=np.int64)
     kinds: dict[str, int] = {}
     for group, n_bytes in zip(spec.groups, (objects.sum(axis=0) * sizes).tolist(), strict=True):

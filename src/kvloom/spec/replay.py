@@ -95,7 +95,7 @@ def _frontier(spec: ModelSpec, position: int, wanted: Collection[int], *, exact:
         return min(state.values())
     windows = {layer: group for group in spec.groups if group.kind is Kind.WINDOW for layer in group.layers}
     output = position
-    for layer in range(max(max(state), *windows, 0), -1, -1):
+    for layer in range(max(*state, *windows), -1, -1):
         window = windows.get(layer)
         if window is not None and output < position:
             output = output // window.window * window.window if window.chunked else output - window.window + 1

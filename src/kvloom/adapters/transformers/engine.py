@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
@@ -25,6 +26,7 @@ from kvloom.adapters.transformers.hooks import ForwardHooks
 from kvloom.adapters.transformers.interrupts import whole
 from kvloom.adapters.transformers.layers import refuse
 from kvloom.adapters.transformers.probe import probe
+from kvloom.adapters.transformers.recovering import Recoverer, Replay, replay_of
 from kvloom.adapters.transformers.runner import Runner
 from kvloom.adapters.transformers.session import Session
 from kvloom.adapters.transformers.state import places
@@ -63,6 +65,7 @@ class Engine:
         layers: how the layers of a cache are made.
         hooks: what sees the forwards of the model.
         cold: the disk store behind the arena, or None.
+        recoverer: chooses and goes the way back before a prompt is opened; None: the device's own hit is all.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Engine:
         self.layers = LayerPlan(model.config, places(spec))
         self.hooks = ForwardHooks(model)
         self.cold = None if store is None else ColdTier(manager, self.arena, store)
+        self.recoverer: Recoverer | None = None
         self._dropped: list[CachedSequence] = []
         self._weights = 0
         self._known_weights = ("", "")
@@ -114,10 +118,13 @@ class Engine:
         keys = (*keys, ("kvloom.abi", self._abi(seen)))
         if self.cold is not None and isinstance(salt, bytes):
             self.cold.restore(tokens, salt, keys, worst)
+        passage = None
+        if self.recoverer is not None and isinstance(salt, bytes):
+            passage = self.recoverer.recover(tokens, salt, keys, worst)
         sequence = self.with_room(lambda: self.manager.open(tokens, salt=salt, extra_keys=keys, floor=worst))
         try:
             self.run(sequence.restore)
-            return Session(self.track(Runner(self, sequence, (salt, keys), seen, tokens)), tokens)
+            return Session(self.track(Runner(self, sequence, (salt, keys), seen, tokens, passage)), tokens)
         except BaseException:
             sequence.close()
             raise
@@ -261,6 +268,7 @@ def attach(
     policy: EvictionPolicy | str = "cost",
     watch: Watch | None = None,
     store: DiskStore | None = None,
+    replay: Replay | str = Replay.OFF,
 ) -> Engine:
     """Let kvloom manage the cached state of ``model``.
 
@@ -277,6 +285,9 @@ def attach(
         policy: eviction policy: a name, or an ``EvictionPolicy``.
         store: a disk store that outlives the process: prefixes are looked for there too, and ends of prompts and of
             responses are kept there.  The engine closes it.  Not together with ``watch``.
+        replay: ``auto``: lost windows and tails are made again by running a few tokens over the compressed state that
+            is still there, where that is expected to be faster than computing.  Such state is ``faithful``.  Not
+            together with ``watch``.
         watch: told every call that changes the manager, such as a ``kvloom.replay.recorder.Recorder``.
 
     Raises:
@@ -294,6 +305,9 @@ def attach(
         raise UnsupportedError("what comes from a store cannot be recorded; give attach either a store or a watch")
     if store is not None and not isinstance(store, DiskStore):
         raise InputError(f"store must be a DiskStore, as DiskStore.open makes it, not {type(store).__name__}")
+    way = replay_of(replay)
+    if watch is not None and way is not Replay.OFF:
+        raise UnsupportedError("a replay cannot be recorded; give attach either replay or a watch")
     config = model.config.get_text_config(decoder=True)
     dtype = str(model.dtype).removeprefix("torch.")
     tier = Device(device)
@@ -304,12 +318,15 @@ def attach(
     make = Manager if watch is None else partial(WatchedManager, watch=watch)
     try:
         manager = make(spec, [tier], policy=policy, max_sequences=max_sequences, thread_id=threading.get_ident)
-        return Engine(model, spec, manager, store)
+        engine = Engine(model, spec, manager, store)
     except (MemoryError, OSError) as error:
         raise ConfigError(
             f"this machine cannot give a device tier of {tier.size} bytes with {max_sequences} sequences ({error}); "
             "use a smaller size, or fewer sequences"
         ) from error
+    if way is Replay.AUTO:
+        engine.recoverer = Recoverer(engine, time.perf_counter)
+    return engine
 
 
 def _check_model(model: object) -> None:

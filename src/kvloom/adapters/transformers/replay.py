@@ -275,7 +275,8 @@ def _own_geometry(spec: ModelSpec, span: Span) -> ArenaGeometry:
         if group.is_snapshot:
             counts[g] = 1
         elif group.window:
-            blocks = -(-span.position // group.block_tokens) - max(0, span.start - group.window + 1) // group.block_tokens
+            first = max(0, span.start - group.window + 1) // group.block_tokens
+            blocks = -(-span.position // group.block_tokens) - first
             most = -(-(group.window + spec.segment_tokens) // group.block_tokens) + 1
             counts[g] = min(blocks, most)
     pages = counts * sizes
