@@ -12,7 +12,7 @@ from kvloom.core.arrays import Arrays
 from kvloom.core.candidates import PLAN_COLUMNS, POSITION, REPLAYED, RESTORED, WORST
 from kvloom.manager.transfers import Prompt
 from kvloom.spec.model_spec import ModelSpec
-from kvloom.types import AnyArray, Grade
+from kvloom.types import AnyArray, Grade, Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,16 @@ def survey(a: Arrays, spec: ModelSpec, prompt: Prompt, colds: Sequence[AnyArray]
     tail = len(prompt.tokens) % spec.segment_tokens
     candidates.survey(a, prompt.path, prompt.checkpoint, cold, tail, int(floor), found, counts)
 
+    # Windows alone could be made for tokens that nobody ever computed: that is no recovery of something lost.
+    known = len(prompt.tokens) if prompt.checkpoint >= 0 else prompt.known * spec.segment_tokens
+    most = len(prompt.tokens) if any(spec.of_kind(Kind.COMPRESSED, Kind.INDEXER)) else known
+
     def reaches(kind: int) -> tuple[Reach, ...]:
         best, made = reused, []
         for level in range(tiers + 1):
             position, worst = int(found[level, kind, POSITION]), int(found[level, kind, WORST])
             lost = tuple(np.flatnonzero(counts[level, kind, -1]).tolist())
-            if position <= best or (kind == REPLAYED and not lost):
+            if position <= best or (kind == REPLAYED and (not lost or position > most)):
                 continue
             best = position
             made.append(_reach(spec, position, level, counts[level, kind, :-1], lost, worst))

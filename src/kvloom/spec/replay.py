@@ -81,7 +81,7 @@ def needed_from(group: GroupSpec, position: int) -> int:
         begun = position // group.ratio * group.ratio
         return begun if multiple else begun - group.ratio  # without: what the next entry overlaps
     row = position // group.window * group.window if group.chunked else max(0, position - group.window + 1)
-    return position if row >= position else row // group.block_tokens * group.block_tokens
+    return min(position, row // group.block_tokens * group.block_tokens)
 
 
 def _frontier(spec: ModelSpec, position: int, wanted: Collection[int], *, exact: bool) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -105,7 +105,8 @@ class Recoverer:
         recovery: the planner: estimates, counters.
         replayer: runs replays.
         clock: seconds.
-        forced: a way that is gone whatever the planner says, where it is possible; for measurements.
+        forced: a way that is gone whatever the planner says, where it is possible, else tokens are computed; for
+            measurements.
     """
 
     def __init__(self, engine: Engine, clock: Callable[[], float], source: Source | None = None) -> None:
@@ -146,7 +147,7 @@ class Recoverer:
         if self.forced is None:
             return choice
         found = [option for option in choice.options if option.way is self.forced]
-        return Choice(choice.number, (found or choice.options)[-1], choice.why, choice.options, choice.refused)
+        return replace(choice, chosen=found[-1] if found else choice.options[0])
 
     def _go(
         self,
