@@ -11,13 +11,13 @@ import numpy.typing as npt
 from kvloom.types import AnyArray
 
 _RIDGE = 1e-7
+_MOST = 3.0
 
 
 class Fit:
-    """Seconds as a sum of non-negative rates times features, by least squares of the *relative* error.
+    """Seconds as a sum of non-negative rates times features, by least squares of errors relative to the estimate.
 
-    Older observations count less.  One that took far too long (a hiccup) moves little, since the relative error of an
-    estimate that is too low is at most one.
+    Older observations count less.  One that took far too long (a hiccup) counts as three times what was expected.
 
     Args:
         features: how many numbers describe a piece of work; at least one of them is positive for each.
@@ -40,11 +40,14 @@ class Fit:
         """It took ``seconds``; what is not positive is left out."""
         if seconds <= 0.0:
             return
-        if self.observations:
-            self.error += 0.2 * (abs(self.estimate(work) / seconds - 1.0) - self.error)
-        row = np.array(work, dtype=np.float64) / seconds
+        expected = self.estimate(work) if self.observations else 0.0
+        if expected > 0.0:
+            self.error += 0.2 * (abs(expected / seconds - 1.0) - self.error)
+        else:
+            expected = seconds
+        row = np.array(work, dtype=np.float64) / expected
         self._squares = self._keep * self._squares + np.outer(row, row)
-        self._targets = self._keep * self._targets + row
+        self._targets = self._keep * self._targets + min(seconds / expected, _MOST) * row
         self._rates = None
         self.observations += 1
 

@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from kvloom.manager.estimates import Fit
 from kvloom.manager.surveys import Reach, Survey
 from kvloom.spec.model_spec import ModelSpec
@@ -55,6 +58,8 @@ class Why(enum.StrEnum):
     """Nothing is clearly faster than computing."""
     UNKNOWN = "unknown"
     """Nothing was computed yet that could be measured: as few tokens as possible are."""
+    ASKED = "asked"
+    """The caller wanted this way."""
     RETRY = "retry"
     """A tier that looked too slow for long is measured again."""
 
@@ -160,12 +165,27 @@ class Choice:
         so a load that does not move costs no more than that.
         """
         recompute = self.recompute_s
-        if recompute is None or share >= 1.0 or elapsed_s < PATIENCE * recompute:
+        if recompute is None or self.why is Why.ASKED or share >= 1.0 or elapsed_s < PATIENCE * recompute:
             return False
         if share <= 0.0:
             return True
         rest = (self.chosen.replay_s or 0.0) + (self.chosen.prefill_s or 0.0)
         return elapsed_s / share * (1.0 - share) + rest > recompute
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """What a load brought.
+
+    Attributes:
+        good: bool ``[len(plan)]``, the objects that arrived verified.
+        tiers: (tier, bytes, seconds) of what was read, for the estimates.
+        given_up: whether it ended because it was not worth more waiting.
+    """
+
+    good: npt.NDArray[np.bool_]
+    tiers: tuple[tuple[int, int, float], ...] = ()
+    given_up: bool = False
 
 
 @dataclass(slots=True)
@@ -199,17 +219,20 @@ class Recovery:
         self.tiers = tuple(tiers)
         self.stats = RecoveryStats()
         self._prefill, self._replay = Fit(3), Fit(3)
-        self._loads = tuple(Fit(2) for _ in self.tiers)
+        self._loads = tuple(Fit(2, keep=0.85) for _ in self.tiers)
         self._bias: dict[tuple[Way, int], float] = {}
         self._passed = 0
         self._pairs: deque[dict[str, Any]] = deque(maxlen=REMEMBERED)
 
     # ---------------------------------------------------------------- choosing
 
-    def choose(self, survey: Survey) -> Choice:
-        """The way with the lowest expected time to the first token."""
+    def choose(self, survey: Survey, way: Way | None = None) -> Choice:
+        """The way with the lowest expected time to the first token; or ``way`` where it is possible, else computing."""
         options, refused = self.options(survey)
-        chosen, why = self._best(options)
+        if way is None:
+            chosen, why = self._best(options)
+        else:
+            chosen, why = next((o for o in reversed(options) if o.way is way), options[0]), Why.ASKED
         self.stats.chosen[chosen.way.value] += 1
         self.stats.reasons[why.value] += 1
         return Choice(self.stats.chosen.total(), chosen, why, options, refused)
@@ -262,11 +285,10 @@ class Recovery:
         span: Span | None = None,
         grade: Grade = Grade.CANONICAL,
     ) -> Option:
-        prefill = self._seconds(self._prefill, position, end)
+        prefill = self._seconds(self._prefill, self._replay, position, end)
         replay: float | None = 0.0
         if span is not None:
-            measured = self._replay if self._replay.observations else self._prefill
-            replay = self._seconds(measured, span.start, span.position)
+            replay = self._seconds(self._replay, self._prefill, span.start, span.position)
         load = 0.0
         for tier in range(0 if reach is None else reach.tiers):
             assert reach is not None
@@ -285,10 +307,11 @@ class Recovery:
             return UNMEASURED[0] + UNMEASURED[1] * n_bytes
         return fit.estimate((1.0, float(n_bytes)))
 
-    def _seconds(self, fit: Fit, start: int, end: int) -> float | None:
-        """Seconds to run the tokens [start, end) in chunks; None while nothing was measured."""
+    def _seconds(self, fit: Fit, other: Fit, start: int, end: int) -> float | None:
+        """Seconds to run the tokens [start, end) in chunks, by ``other`` while ``fit`` has seen none; None: neither."""
         if start >= end:
             return 0.0
+        fit = fit if fit.observations else other
         if not fit.observations:
             return None
         segment = self.spec.segment_tokens

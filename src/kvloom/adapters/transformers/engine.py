@@ -19,6 +19,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from kvloom.adapters.cold import ROOM_PATIENCE, ColdTier
+from kvloom.adapters.store_source import StoreSource
 from kvloom.adapters.transformers.block_table import CLOSED
 from kvloom.adapters.transformers.cache import LayerPlan
 from kvloom.adapters.transformers.device import Arena, make_arena
@@ -116,11 +117,13 @@ class Engine:
         self.close_dropped()
         seen = self.seen()
         keys = (*keys, ("kvloom.abi", self._abi(seen)))
-        if self.cold is not None and isinstance(salt, bytes):
-            self.cold.restore(tokens, salt, keys, worst)
         passage = None
         if self.recoverer is not None and isinstance(salt, bytes):
+            if self.cold is not None:
+                self.cold.collect()
             passage = self.recoverer.recover(tokens, salt, keys, worst)
+        elif self.cold is not None and isinstance(salt, bytes):
+            self.cold.restore(tokens, salt, keys, worst)
         sequence = self.with_room(lambda: self.manager.open(tokens, salt=salt, extra_keys=keys, floor=worst))
         try:
             self.run(sequence.restore)
@@ -285,9 +288,9 @@ def attach(
         policy: eviction policy: a name, or an ``EvictionPolicy``.
         store: a disk store that outlives the process: prefixes are looked for there too, and ends of prompts and of
             responses are kept there.  The engine closes it.  Not together with ``watch``.
-        replay: ``auto``: lost windows and tails are made again by running a few tokens over the compressed state that
-            is still there, where that is expected to be faster than computing.  Such state is ``faithful``.  Not
-            together with ``watch``.
+        replay: ``auto``: a prompt goes on in the way that is expected to be fastest: computing, loading, or making lost
+            windows and tails again by running a few tokens over the compressed state that is still there, which gives
+            ``faithful`` state.  Not together with ``watch``.
         watch: told every call that changes the manager, such as a ``kvloom.replay.recorder.Recorder``.
 
     Raises:
@@ -325,7 +328,8 @@ def attach(
             "use a smaller size, or fewer sequences"
         ) from error
     if way is Replay.AUTO:
-        engine.recoverer = Recoverer(engine, time.perf_counter)
+        source = None if store is None else StoreSource(manager, engine.arena, store, time.perf_counter)
+        engine.recoverer = Recoverer(engine, time.perf_counter, source)
     return engine
 
 

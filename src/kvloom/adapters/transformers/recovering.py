@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from kvloom.adapters.transformers.replay import Replayer
 from kvloom.core.namespace import ExtraKey
 from kvloom.errors import ConfigError
-from kvloom.manager.recovery import Choice, Option, Recovery, Way
+from kvloom.manager.recovery import Arrived, Choice, Option, Recovery, Way
 from kvloom.plan import Chain, StoredObjects, TransferPlan
 from kvloom.types import Grade, Int32Array
 
@@ -40,21 +40,6 @@ def replay_of(value: Replay | str) -> Replay:
         return Replay(value)
     except ValueError:
         raise ConfigError(f"replay is {value!r}; use {' or '.join(Replay)}") from None
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """What a load brought.
-
-    Attributes:
-        good: bool ``[len(plan)]``, the objects that arrived verified.
-        tiers: (tier, bytes, seconds) of what was read, for the estimates.
-        given_up: whether it ended because it was not worth more waiting.
-    """
-
-    good: npt.NDArray[np.bool_]
-    tiers: tuple[tuple[int, int, float], ...] = ()
-    given_up: bool = False
 
 
 class Source(Protocol):
@@ -129,7 +114,7 @@ class Recoverer:
         for _ in range(_TRIES):
             tiers = () if self._source is None else self._source.find(chain)
             survey = self._engine.manager.survey(chain.tokens, tiers, salt=salt, extra_keys=extra_keys, floor=floor)
-            choice = self._chosen(self.recovery.choose(survey))
+            choice = self.recovery.choose(survey, self.forced)
             passage = passage or Passage(choice, 0.0)
             if choice.way is Way.RECOMPUTE:
                 break
@@ -142,12 +127,6 @@ class Recoverer:
         assert passage is not None
         passage.seconds = self.clock() - began
         return passage
-
-    def _chosen(self, choice: Choice) -> Choice:
-        if self.forced is None:
-            return choice
-        found = [option for option in choice.options if option.way is self.forced]
-        return replace(choice, chosen=found[-1] if found else choice.options[0])
 
     def _go(
         self,
