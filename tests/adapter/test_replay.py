@@ -21,7 +21,7 @@ from kvloom.adapters.transformers.state import layer_state  # noqa: E402
 from kvloom.core.fields import COL_BASE, COLUMNS, SLOT_BASE, STATE  # noqa: E402
 from kvloom.core.lifecycle import COMMITTED  # noqa: E402
 from kvloom.errors import ConfigError, InputError, UnsupportedError  # noqa: E402
-from kvloom.manager.recovery import Way  # noqa: E402
+from kvloom.manager.ways import Way  # noqa: E402
 from kvloom.spec.replay import Span, replayed_groups  # noqa: E402
 from kvloom.testing.families import REAL_V4_RATIOS, random_model, tiny_config  # noqa: E402
 from kvloom.types import Grade, Kind  # noqa: E402

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from kvloom.manager.estimates import Fit
-from kvloom.manager.recovery import PATIENCE, RETRY, Choice, Option, Recovery, Way, Why
+from kvloom.manager.recovery import RETRY, Recovery
 from kvloom.manager.surveys import Reach, Survey
+from kvloom.manager.ways import PATIENCE, Choice, Option, Way, Why
 from kvloom.spec.model_spec import GroupSpec, ModelSpec, TensorSpec
 from kvloom.types import Grade, Kind
 

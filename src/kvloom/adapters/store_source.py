@@ -10,7 +10,7 @@ import numpy.typing as npt
 from kvloom.adapters.cold import SlotMemory
 from kvloom.core.allocation import columns_of
 from kvloom.manager import Manager
-from kvloom.manager.recovery import Arrived
+from kvloom.manager.ways import Arrived
 from kvloom.plan import Chain, StoredObjects, TransferPlan
 from kvloom.tiers.disk import DiskStore, PayloadForm, Places
 from kvloom.tiers.disk.reading import THREADS, pieces

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from kvloom.adapters.transformers.replay import Replayer
 from kvloom.core.namespace import ExtraKey
 from kvloom.errors import ConfigError
-from kvloom.manager.recovery import Arrived, Choice, Option, Recovery, Way
+from kvloom.manager.recovery import Recovery
+from kvloom.manager.ways import Arrived, Choice, Option, Way
 from kvloom.plan import Chain, StoredObjects, TransferPlan
 from kvloom.types import Grade, Int32Array
 
