@@ -127,7 +127,9 @@ class Engine:
         sequence = self.with_room(lambda: self.manager.open(tokens, salt=salt, extra_keys=keys, floor=worst))
         try:
             self.run(sequence.restore)
-            return Session(self.track(Runner(self, sequence, (salt, keys), seen, tokens, passage)), tokens)
+            runner = self.track(Runner(self, sequence, (salt, keys), seen, tokens, passage))
+            runner.arrive()
+            return Session(runner, tokens)
         except BaseException:
             sequence.close()
             raise

@@ -97,6 +97,14 @@ class Runner:
         self.flight.start = self.flight.end = -1
         self.engine.run(self.sequence.commit(self.claim))
 
+    def arrive(self) -> None:
+        """Tell the planner how long the way took, once only the last token of the prompt is left to compute."""
+        passage, recoverer = self.passage, self.engine.recoverer
+        if passage is not None and self.length >= len(self.prompt) - 1:
+            self.passage = None
+            if recoverer is not None:
+                recoverer.recovery.observed(passage.choice, passage.seconds, given_up=passage.given_up)
+
     @whole
     def abort(self) -> None:
         """If a forward is in progress it will not finish (it raised, or Ctrl-C): give its slots back."""

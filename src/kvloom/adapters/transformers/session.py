@@ -155,9 +155,7 @@ class Session:
         seconds = recoverer.clock() - began
         recoverer.recovery.prefilled(start, ids.shape[1], seconds)
         passage.seconds += seconds
-        if self.length >= len(self.tokens) - 1:
-            self._runner.passage = None
-            recoverer.recovery.observed(passage.choice, passage.seconds, given_up=passage.given_up)
+        self._runner.arrive()
         return logits
 
     def checkpoint(self) -> None:
