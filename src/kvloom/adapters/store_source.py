@@ -13,9 +13,11 @@ from kvloom.manager import Manager
 from kvloom.manager.ways import Arrived
 from kvloom.plan import Chain, StoredObjects, TransferPlan
 from kvloom.tiers.disk import DiskStore, PayloadForm, Places
-from kvloom.tiers.disk.reading import THREADS, pieces
 from kvloom.tiers.values import Result
 from kvloom.types import AnyArray, Grade, IntArray
+
+_PROBED = 256 << 10
+"""Bytes from which on a load begins with an eighth, to see whether the disk is as fast as was thought."""
 
 
 class StoreSource:
@@ -59,26 +61,34 @@ class StoreSource:
         which = np.flatnonzero(wanted)
         places = self._found.take(_order(plan, which, self._found))
         lengths, offsets = places.entries["length"].astype(np.int64), self._offsets(plan)[which]
-        began, asked, total = self._clock(), [0], sum(1 for _ in pieces(places.entries))
-        stopped = [False]
+        results = np.full(len(which), Result.STOPPED, dtype=np.uint8)
+        began, came, given_up = self._clock(), 0, False
+        total = int(lengths.sum())
 
         def stop() -> bool:
-            asked[0] += 1  # by threads of the store: a count that is off by one or two does not matter
-            share = max(0, asked[0] - THREADS) / max(1, total)
-            stopped[0] = stopped[0] or give_up(self._clock() - began, share)
-            return stopped[0]
+            nonlocal given_up  # by threads of the store, which only ever set it
+            given_up = given_up or give_up(self._clock() - began, came / total)
+            return given_up
 
+        for part in _parts(lengths):
+            if came and stop():
+                break
+            results[part] = self._read(places.take(part), lengths[part], offsets[part], stop)
+            came = int(lengths[results == Result.OK].sum())
+        good = np.zeros(len(plan), dtype=np.bool_)
+        good[which] = results == Result.OK
+        return Arrived(good, ((0, came, self._clock() - began),), given_up)
+
+    def _read(
+        self, places: Places, lengths: IntArray, offsets: IntArray, stop: Callable[[], bool]
+    ) -> npt.NDArray[np.uint8]:
         memory = self._memory.host_memory()
         if memory is not None:
-            result = self._store.read(places, memory, offsets, stop)
-        else:
-            staging = np.zeros(int(lengths.sum()), dtype=np.uint8)
-            result = self._store.read(places, staging, np.cumsum(lengths) - lengths, stop)
-            self._memory.write_slots(offsets, lengths, staging)
-        good = np.zeros(len(plan), dtype=np.bool_)
-        good[which] = result.results == Result.OK
-        came = int(lengths[result.results == Result.OK].sum())
-        return Arrived(good, ((0, came, self._clock() - began),), stopped[0])
+            return self._store.read(places, memory, offsets, stop).results
+        staging = np.zeros(int(lengths.sum()), dtype=np.uint8)
+        results = self._store.read(places, staging, np.cumsum(lengths) - lengths, stop).results
+        self._memory.write_slots(offsets, lengths, staging)
+        return results
 
     def _offsets(self, plan: TransferPlan) -> IntArray:
         offsets = np.zeros(len(plan), dtype=np.int64)
@@ -86,6 +96,15 @@ class StoreSource:
             mine = plan.group == g
             offsets[mine] = self._manager.geometry.slot_offsets(g, plan.slot[mine])
         return offsets
+
+
+def _parts(lengths: IntArray) -> list[IntArray]:
+    """A first part that shows how fast the disk is now, where it is worth it, and the rest."""
+    total = int(lengths.sum())
+    if total < _PROBED:
+        return [np.arange(len(lengths))]
+    first = 1 + int(np.searchsorted(np.cumsum(lengths), total // 8))
+    return [np.arange(first), np.arange(first, len(lengths))]
 
 
 def _order(plan: TransferPlan, which: IntArray, places: Places) -> IntArray:

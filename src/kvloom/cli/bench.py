@@ -163,7 +163,7 @@ def recovery(
     rounds: Annotated[int | None, typer.Option(min=1, help="Turns of every way in every cell (default: 5).")] = None,
     directory: Annotated[
         Path | None,
-        typer.Option(help="Where the disk store lies while it is measured (default: the temporary folder)."),
+        typer.Option(help="Where the disk store lies meanwhile (default: the temporary folder)."),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")

@@ -141,7 +141,7 @@ class Recoverer:
         """Whether all arrived; None when asking again would be of no use: no room, or no more patience."""
         manager, option = self._engine.manager, choice.chosen
         assert option.reach is not None
-        stored = joined(tiers[: option.reach.tiers])
+        stored = joined(tiers[: option.reach.tiers], -(-option.position // chain.segment))
         tokens = chain.tokens[: option.position]
         if option.span is None:
             plan = manager.plan_load(tokens, stored, salt=salt, extra_keys=extra_keys, floor=floor)
@@ -174,11 +174,12 @@ class Recoverer:
         return done.good
 
 
-def joined(parts: Sequence[StoredObjects]) -> StoredObjects:
-    """What several tiers have together: of an object that more than one has, the best grade."""
+def joined(parts: Sequence[StoredObjects], rows: int) -> StoredObjects:
+    """What several tiers have together of the first ``rows`` rows: of an object that more than one has, the best."""
     if not parts:
         return NOTHING
     names = ("row", "group", "column", "grade")
     row, group, column, grade = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
-    order = np.argsort(grade, kind="stable")  # the last one of equals counts
+    order = np.argsort(grade, kind="stable")  # of several the last one counts
+    order = order[row[order] < rows]
     return StoredObjects(row[order], group[order], column[order], grade[order])
