@@ -27,7 +27,7 @@ from kvloom.adapters.transformers.hooks import ForwardHooks
 from kvloom.adapters.transformers.interrupts import whole
 from kvloom.adapters.transformers.layers import refuse
 from kvloom.adapters.transformers.probe import probe
-from kvloom.adapters.transformers.recovering import Recoverer, Replay, replay_of
+from kvloom.adapters.transformers.recovering import Passage, Recoverer, Replay, replay_of
 from kvloom.adapters.transformers.runner import Runner
 from kvloom.adapters.transformers.session import Session
 from kvloom.adapters.transformers.state import places
@@ -84,7 +84,6 @@ class Engine:
         self._weights = 0
         self._known_weights = ("", "")
 
-    @whole
     def open(
         self,
         token_ids: Any,
@@ -118,16 +117,25 @@ class Engine:
         seen = self.seen()
         keys = (*keys, ("kvloom.abi", self._abi(seen)))
         passage = None
-        if self.recoverer is not None and isinstance(salt, bytes):
-            if self.cold is not None:
-                self.cold.collect()
-            passage = self.recoverer.recover(tokens, salt, keys, worst)
-        elif self.cold is not None and isinstance(salt, bytes):
-            self.cold.restore(tokens, salt, keys, worst)
-        sequence = self.with_room(lambda: self.manager.open(tokens, salt=salt, extra_keys=keys, floor=worst))
+        if isinstance(salt, bytes):
+            if self.recoverer is not None:
+                passage = self.recoverer.recover(tokens, salt, keys, worst)
+            elif self.cold is not None:
+                self._restore(tokens, (salt, keys), worst)
+        return self._opened(tokens, (salt, keys), worst, seen, passage)
+
+    @whole
+    def _restore(self, tokens: Int32Array, names: Names, floor: Grade) -> None:
+        if self.cold is not None:
+            self.cold.restore(tokens, *names, floor)
+
+    @whole
+    def _opened(self, tokens: Int32Array, names: Names, floor: Grade, seen: str, passage: Passage | None) -> Session:
+        salt, keys = names
+        sequence = self.with_room(lambda: self.manager.open(tokens, salt=salt, extra_keys=keys, floor=floor))
         try:
             self.run(sequence.restore)
-            runner = self.track(Runner(self, sequence, (salt, keys), seen, tokens, passage))
+            runner = self.track(Runner(self, sequence, names, seen, tokens, passage))
             runner.arrive()
             return Session(runner, tokens)
         except BaseException:

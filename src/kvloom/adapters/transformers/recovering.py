@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kvloom.adapters.transformers.interrupts import whole
 from kvloom.adapters.transformers.replay import Replayer
 from kvloom.core.namespace import ExtraKey
 from kvloom.errors import ConfigError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 _TRIES = 4
 """Choices for one request: after one that did not come whole, what is left is tried."""
 _EMPTY = np.empty(0, dtype=np.int32)
+_NOBODY: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+Names = tuple[bytes, tuple[ExtraKey, ...]]
 NOTHING = StoredObjects(_EMPTY, _EMPTY, _EMPTY, _EMPTY)
 """What a tier has of a chain that it does not know."""
 
@@ -100,6 +103,7 @@ class Recoverer:
         self.recovery = Recovery(engine.spec, () if source is None else source.names)
         self.replayer = Replayer(engine, clock)
         self.forced: Way | None = None
+        self._open: tuple[TransferPlan, npt.NDArray[np.bool_]] | None = None
 
     def recover(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade) -> Passage | None:
         """Let a prompt resume as far on as is worth it; call it right before ``Manager.open``.
@@ -109,7 +113,10 @@ class Recoverer:
         """
         if len(tokens) < 2:
             return None
+        self._finish(_NOBODY)  # an interrupt may have come before the end of the one before
         began = self.clock()
+        if self._engine.cold is not None:
+            self._engine.cold.collect()
         chain = self._engine.manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)
         passage: Passage | None = None
         for _ in range(_TRIES):
@@ -139,31 +146,46 @@ class Recoverer:
         floor: Grade,
     ) -> bool | None:
         """Whether all arrived; None when asking again would be of no use: no room, or no more patience."""
-        manager, option = self._engine.manager, choice.chosen
-        assert option.reach is not None
-        stored = joined(tiers[: option.reach.tiers], -(-option.position // chain.segment))
-        tokens = chain.tokens[: option.position]
-        if option.span is None:
-            plan = manager.plan_load(tokens, stored, salt=salt, extra_keys=extra_keys, floor=floor)
-            made = np.zeros(0 if plan is None else len(plan), dtype=np.bool_)
-        else:
-            both = manager.plan_replay(tokens, stored, option.grade, salt=salt, extra_keys=extra_keys, floor=floor)
-            plan, made = (None, np.zeros(0, dtype=np.bool_)) if both is None else both
-        if plan is None:
-            return None
-        good, given_up = np.zeros(len(plan), dtype=np.bool_), False
-        try:
+        names: Names = salt, tuple(extra_keys)
+        good, given_up = _NOBODY, False
+        try:  # what takes long can be interrupted, and whatever happens the load ends
+            self._plan(choice.chosen, chain, tiers, names, floor)
+            if self._open is None:
+                return None
+            plan, made = self._open
             if not made.all():
                 assert self._source is not None
                 arrived = self._source.fetch(plan, ~made, choice.give_up)
                 for tier, n_bytes, seconds in arrived.tiers:
                     self.recovery.loaded(tier, n_bytes, seconds)
                 good, given_up = arrived.good & ~made, arrived.given_up
+            else:
+                good = np.zeros(len(plan), dtype=np.bool_)
             if made.any() and (good | made).all():
-                good = good | self._replay(option, tokens, plan, made)
+                good = good | self._replay(choice.chosen, chain.tokens, plan, made)
         finally:
-            manager.finish_load(plan, good)
+            self._finish(good)
         return None if given_up else bool(good.all())
+
+    @whole
+    def _plan(self, option: Option, chain: Chain, tiers: Sequence[StoredObjects], names: Names, floor: Grade) -> None:
+        """Reserve what ``option`` brings and makes, as far as there is room."""
+        manager, (salt, keys) = self._engine.manager, names
+        assert option.reach is not None
+        stored = joined(tiers[: option.reach.tiers], -(-option.position // chain.segment))
+        tokens = chain.tokens[: option.position]
+        if option.span is None:
+            plan = manager.plan_load(tokens, stored, salt=salt, extra_keys=keys, floor=floor)
+            self._open = None if plan is None else (plan, np.zeros(len(plan), dtype=np.bool_))
+        else:
+            self._open = manager.plan_replay(tokens, stored, option.grade, salt=salt, extra_keys=keys, floor=floor)
+
+    @whole
+    def _finish(self, good: npt.NDArray[np.bool_]) -> None:
+        """Publish what is good of the load in progress."""
+        if self._open is not None:
+            (plan, _), self._open = self._open, None
+            self._engine.manager.finish_load(plan, good if len(good) else np.zeros(len(plan), dtype=np.bool_))
 
     def _replay(
         self, option: Option, tokens: Int32Array, plan: TransferPlan, made: npt.NDArray[np.bool_]
