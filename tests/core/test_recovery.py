@@ -180,17 +180,22 @@ def test_when_it_is_close_computing_is_chosen() -> None:
 
 def test_a_load_is_given_up_when_it_is_not_worth_it() -> None:
     world, recovery = taught(FAST)
-    choice = recovery.choose(survey(1024, stored=1 << 20))
+    choice = recovery.choose(Survey(1024, 0, Grade.FAITHFUL, (reach(1024, 20 << 20),), ()))
     assert choice.way is Way.RESTORE
-    compute = choice.recompute_s
-    assert compute is not None
+    compute, load = choice.recompute_s, choice.chosen.load_s
     assert compute == pytest.approx(world.run(0, 1024), rel=0.05)
+    assert load == pytest.approx(FAST[0] + FAST[1] * (20 << 20), rel=0.05)
+    assert choice.chosen.latency_s == pytest.approx(FAST[0], rel=0.1)
+    assert compute is not None
     assert not choice.give_up(0.9 * PATIENCE * compute, 0.0), "a tenth is always waited for"
     assert choice.give_up(1.01 * PATIENCE * compute, 0.0), "nothing came"
     assert choice.give_up(0.2 * compute, 0.1), "at this rate it ends later than computing would"
+    assert not choice.give_up(0.2 * compute, 0.5), "on time"
     assert not choice.give_up(0.5 * compute, 0.9)
     assert not choice.give_up(5.0 * compute, 1.0), "it is there"
     assert choice.deadline_s == pytest.approx((1 + PATIENCE) * compute, rel=0.01)
+    small = recovery.choose(survey(1024, stored=1 << 16)).give_up
+    assert not small(0.2 * compute, 0.1), "late, but it was so short that it still ends early"
 
 
 def test_what_happens_is_learned_and_shown() -> None:

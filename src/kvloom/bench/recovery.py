@@ -203,6 +203,7 @@ def _of_model(name: str, sweep: Sweep, place: Path) -> Iterator[Cell]:
                     bench.lose_windows(ids)
                     bench.first_token(ids, way)
             for tokens, ids in prompts.items():
+                bench.first_token(ids, Way.RECOMPUTE)
                 for device, lose in (("windows lost", bench.lose_windows), ("empty", bench.lose_all)):
                     yield _cell(bench, name, speed, device, tokens, sweep.rounds, functools.partial(lose, ids))
 

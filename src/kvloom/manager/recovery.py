@@ -111,14 +111,13 @@ class Recovery:
         replay: float | None = 0.0
         if span is not None:
             replay = self._seconds(self._replay, self._prefill, span.start, span.position)
-        load = 0.0
-        for tier in range(0 if reach is None else reach.tiers):
-            assert reach is not None
-            load += self.load_s(tier, reach.tier_bytes[tier])
+        sizes = [] if reach is None else [(tier, n) for tier, n in enumerate(reach.tier_bytes) if n]
+        load = sum((self.load_s(tier, n_bytes) for tier, n_bytes in sizes), 0.0)
+        latency = sum((self._latency_s(tier) for tier, _ in sizes), 0.0)
         expected = None
         if prefill is not None and replay is not None:
             expected = (load + replay + prefill) * self._bias.get((way, _tiers(reach)), 1.0)
-        return Option(way, position, reach, span, grade, load, replay, prefill, expected)
+        return Option(way, position, reach, span, grade, load, replay, prefill, expected, latency)
 
     def load_s(self, tier: int, n_bytes: int) -> float:
         """Seconds for one load of ``n_bytes`` from a tier; 0 without bytes."""
@@ -128,6 +127,10 @@ class Recovery:
         if not fit.observations:
             return UNMEASURED[0] + UNMEASURED[1] * n_bytes
         return fit.estimate((1.0, float(n_bytes)))
+
+    def _latency_s(self, tier: int) -> float:
+        fit = self._loads[tier]
+        return float(fit.rates[0]) if fit.observations else UNMEASURED[0]
 
     def _seconds(self, fit: Fit, other: Fit, start: int, end: int) -> float | None:
         """Seconds to run the tokens [start, end) in chunks, by ``other`` while ``fit`` has seen none; None: neither."""

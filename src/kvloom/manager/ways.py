@@ -59,6 +59,7 @@ class Option:
         span: the tokens that it replays; None without a replay.
         grade: of what it makes by replay; CANONICAL when it makes nothing.
         load_s, replay_s, prefill_s: estimates; None while nothing was measured.
+        latency_s: the part of ``load_s`` that passes before anything comes.
         expected_s: their sum, corrected by how this way's estimates turned out before.
     """
 
@@ -71,6 +72,7 @@ class Option:
     replay_s: float | None
     prefill_s: float | None
     expected_s: float | None
+    latency_s: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -148,13 +150,15 @@ class Choice:
         To be asked again and again while it runs: never true in the first tenth of the time that computing would take,
         so a load that does not move costs no more than that.
         """
-        recompute = self.recompute_s
+        recompute, option = self.recompute_s, self.chosen
         if recompute is None or self.why is Why.ASKED or share >= 1.0 or elapsed_s < PATIENCE * recompute:
             return False
         if share <= 0.0:
             return True
-        rest = (self.chosen.replay_s or 0.0) + (self.chosen.prefill_s or 0.0)
-        return elapsed_s / share * (1.0 - share) + rest > recompute
+        moving = (option.load_s or 0.0) - option.latency_s
+        late = elapsed_s / max(option.latency_s + share * moving, 1e-9)
+        rest = (option.replay_s or 0.0) + (option.prefill_s or 0.0)
+        return late * (1.0 - share) * moving + rest > recompute
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,16 +117,17 @@ class Recoverer:
         began = self.clock()
         if self._engine.cold is not None:
             self._engine.cold.collect()
-        chain = self._engine.manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)
+        manager, ids = self._engine.manager, np.ascontiguousarray(tokens[:-1])
+        chain = None if self._source is None else manager.chain(ids, salt=salt, extra_keys=extra_keys)
         passage: Passage | None = None
         for _ in range(_TRIES):
-            tiers = () if self._source is None else self._source.find(chain)
-            survey = self._engine.manager.survey(chain.tokens, tiers, salt=salt, extra_keys=extra_keys, floor=floor)
+            tiers = () if self._source is None or chain is None else self._source.find(chain)
+            survey = manager.survey(ids, tiers, salt=salt, extra_keys=extra_keys, floor=floor)
             choice = self.recovery.choose(survey, self.forced)
             passage = passage or Passage(choice, 0.0)
             if choice.way is Way.RECOMPUTE:
                 break
-            whole = self._go(choice, chain, tiers, salt, extra_keys, floor)
+            whole = self._go(choice, ids, tiers, (salt, tuple(extra_keys)), floor)
             if whole:
                 break
             passage.given_up = True
@@ -139,17 +140,15 @@ class Recoverer:
     def _go(
         self,
         choice: Choice,
-        chain: Chain,
+        ids: Int32Array,
         tiers: Sequence[StoredObjects],
-        salt: bytes,
-        extra_keys: Sequence[ExtraKey],
+        names: Names,
         floor: Grade,
     ) -> bool | None:
         """Whether all arrived; None when asking again would be of no use: no room, or no more patience."""
-        names: Names = salt, tuple(extra_keys)
         good, given_up = _NOBODY, False
         try:  # what takes long can be interrupted, and whatever happens the load ends
-            self._plan(choice.chosen, chain, tiers, names, floor)
+            self._plan(choice.chosen, ids, tiers, names, floor)
             if self._open is None:
                 return None
             plan, made = self._open
@@ -162,18 +161,20 @@ class Recoverer:
             else:
                 good = np.zeros(len(plan), dtype=np.bool_)
             if made.any() and (good | made).all():
-                good = good | self._replay(choice.chosen, chain.tokens, plan, made)
+                good = good | self._replay(choice.chosen, ids, plan, made)
         finally:
             self._finish(good)
         return None if given_up else bool(good.all())
 
     @whole
-    def _plan(self, option: Option, chain: Chain, tiers: Sequence[StoredObjects], names: Names, floor: Grade) -> None:
+    def _plan(
+        self, option: Option, ids: Int32Array, tiers: Sequence[StoredObjects], names: Names, floor: Grade
+    ) -> None:
         """Reserve what ``option`` brings and makes, as far as there is room."""
         manager, (salt, keys) = self._engine.manager, names
         assert option.reach is not None
-        stored = joined(tiers[: option.reach.tiers], -(-option.position // chain.segment))
-        tokens = chain.tokens[: option.position]
+        stored = joined(tiers[: option.reach.tiers], -(-option.position // manager.spec.segment_tokens))
+        tokens = ids[: option.position]
         if option.span is None:
             plan = manager.plan_load(tokens, stored, salt=salt, extra_keys=keys, floor=floor)
             self._open = None if plan is None else (plan, np.zeros(len(plan), dtype=np.bool_))

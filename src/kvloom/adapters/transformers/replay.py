@@ -137,17 +137,8 @@ class _KeptTensor(PagedTensor):
         return self.gather(begin, start + rows.shape[self.dim], dead)
 
 
-class _HostKeptTensor(HostPagedTensor):
+class _HostKeptTensor(_KeptTensor, HostPagedTensor):
     """See :class:`_KeptTensor`."""
-
-    def write(self, start: int, rows: torch.Tensor) -> None:
-        """Check the rows only."""
-        self._checked(rows)
-
-    def extend(self, start: int, rows: torch.Tensor, begin: int, dead: int = 0) -> torch.Tensor:
-        """The kept rows in place of the new ones."""
-        self._checked(rows)
-        return self.gather(begin, start + rows.shape[self.dim], dead)
 
 
 class _Blocks:
