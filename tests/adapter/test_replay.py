@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from tests.core.workshop import squeezed  # noqa: E402
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
 
 from kvloom.adapters.transformers import Engine, attach  # noqa: E402
 from kvloom.adapters.transformers import replay as replaying  # noqa: E402
@@ -278,6 +279,42 @@ def test_the_real_ratios_of_deepseek_v4(lab: Any) -> None:
             assert engine.recoverer.recovery.stats.replayed_tokens < 400
             assert furthest(state_of(session), state) == 0.0
             assert torch.equal(lab.last(session, ids), lab.cold(model, ids, 128))
+
+
+@pytest.mark.parametrize("family", ["cohere2", "gemma3n_text", "qwen2", "phi3"])
+def test_families_of_other_configs(lab: Any, family: str) -> None:
+    layers = ["full_attention", "sliding_attention"] * 2
+    own: dict[str, Any] = {
+        "cohere2": {"layer_types": layers},
+        "qwen2": {"layer_types": layers, "use_sliding_window": True},
+        "phi3": {},
+        "gemma3n_text": {
+            "layer_types": [*layers, *layers[::-1]],
+            "num_hidden_layers": 8,
+            "num_kv_shared_layers": 2,
+            "intermediate_size": [96] * 8,
+            "activation_sparsity_pattern": [0.0] * 8,
+            "vocab_size_per_layer_input": 320,
+            "hidden_size_per_layer_input": 16,
+            "laurel_rank": 8,
+            "altup_num_inputs": 2,
+        },
+    }[family]
+    sizes = {
+        "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "sliding_window": 40, "pad_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+    model = random_model(CONFIG_MAPPING[family](**{**sizes, **own}))
+    with attach(model, device="16MiB", block_size=16, segment=32, replay="auto") as engine:
+        ids = lab.ids(LENGTHS[0])
+        lab.answer(engine, ids)
+        state = before_it_is_lost(engine, ids)
+        lose(engine)
+        with engine.open(ids) as session:
+            assert session.reused == LENGTHS[0] - 1
+            assert 0 < engine.recoverer.recovery.stats.replayed_tokens < 300
+            assert furthest(state_of(session), state) == 0.0
+            assert torch.equal(lab.last(session, ids), lab.cold(model, ids))
 
 
 def test_no_room_means_computing(lab: Any) -> None:
