@@ -160,7 +160,7 @@ def core(
 @guarded
 def recovery(
     short: Annotated[bool, typer.Option("--short", help="A few cells only, to see that it works.")] = False,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Turns of every way in every cell (default: 5).")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Turns of every way in every cell (default: 7).")] = None,
     directory: Annotated[
         Path | None,
         typer.Option(help="Where the disk store lies meanwhile (default: the temporary folder)."),
