@@ -8,7 +8,6 @@ have been done.  In every cell the planner's own runs and forced runs of each wa
 from __future__ import annotations
 
 import functools
-import random
 import statistics
 import tempfile
 import threading
@@ -19,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from kvloom.adapters.transformers import Engine, attach
@@ -215,9 +215,9 @@ def _cell(
     ways: list[Way | None] = [None, Way.RECOMPUTE, Way.RESTORE, Way.EXACT_REPLAY]
     taken: dict[Way | None, list[float]] = {way: [] for way in ways}
     picked, estimated, replayed = Counter[str](), dict[str, float | None](), 0
-    draw = random.Random(tokens)
+    draw = np.random.default_rng(tokens)
     for _ in range(rounds):
-        for way in draw.sample(ways, len(ways)):
+        for way in (ways[i] for i in draw.permutation(len(ways))):
             ids = lose()
             before = bench.recovery.stats.replayed_tokens
             seconds, went = bench.first_token(ids, way)
