@@ -198,6 +198,51 @@ def data(
     return 0
 
 
+@bench.command()
+@guarded
+def recovery(
+    short: Annotated[bool, typer.Option("--short", help="A few cells only, to see that it works.")] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Turns of every way in every cell (default: 7).")] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option(help="Where the disk store lies meanwhile (default: the temporary folder)."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+    ] = False,
+) -> int:
+    """Computing, restoring and replaying, each measured, beside what the planner picked: disk speed, context, model."""
+    from dataclasses import replace
+
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from kvloom.bench.recovery import SHORT, Sweep, run_all
+    from kvloom.cli.bench_recovery import sheet, summary
+    from kvloom.errors import InputError
+
+    if directory is not None and not directory.is_dir():
+        raise InputError(f"--directory {directory} is no folder; name one that exists")
+    sweep = SHORT if short else Sweep()
+    if rounds is not None:
+        sweep = replace(sweep, rounds=rounds)
+    ensure_compiled()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=streams.progress(), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("warming up")
+        result = run_all(
+            sweep,
+            lambda what, done, of: progress.update(task, description=what, completed=done, total=of),
+            directory,
+        )
+    if as_json:
+        streams.emit_json(result.to_json())
+    else:
+        streams.screen().print(sheet(result))
+        for line in summary(result):
+            streams.screen().print(line)
+    return 0
+
+
 def _table(rows: list[Row]) -> Sheet:
     from kvloom.cli.tables import Sheet
     from kvloom.config import format_size

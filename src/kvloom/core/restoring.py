@@ -46,13 +46,14 @@ ITEM_COLUMNS = 5
 
 
 @inlined
-def _node(path: AnyArray, checkpoint: int, segments: int, row: int) -> int:
+def node_of(path: AnyArray, checkpoint: int, segments: int, row: int) -> int:
     """The node of a row, for a boundary behind ``segments`` segments; -1 when the device does not know it."""
     return path[row + 1] if row < segments else checkpoint
 
 
 @inlined
-def _there(a: Arrays, n: int, c: int, g: int, floor: int) -> bool:
+def there(a: Arrays, n: int, c: int, g: int, floor: int) -> bool:
+    """Whether node ``n`` (-1: none) has an object in column ``c`` that is good enough."""
     return n >= 0 and fault(a, n, c, g, floor) == 0
 
 
@@ -77,7 +78,7 @@ def _resumable(a: Arrays, path: AnyArray, checkpoint: int, cold: AnyArray, posit
         for block in range(last - 1, first - 1, -1):
             row = block // per_segment
             c = base + block - row * per_segment
-            if cold[row, c] < floor and not _there(a, _node(path, checkpoint, segments, row), c, g, floor):
+            if cold[row, c] < floor and not there(a, node_of(path, checkpoint, segments, row), c, g, floor):
                 return False
     return True
 
@@ -93,7 +94,7 @@ def reachable(a: Arrays, path: AnyArray, checkpoint: int, cold: AnyArray, tail: 
             if a.group[g, RULE] == RULE_PREFIX:
                 for c in range(a.group[g, COL_BASE], a.group[g, COL_BASE] + a.group[g, COLUMNS]):
                     n = path[whole + 1]
-                    if cold[whole, c] < floor and not _there(a, n, c, g, floor):
+                    if cold[whole, c] < floor and not there(a, n, c, g, floor):
                         complete = False
         if not complete:
             break
@@ -131,8 +132,8 @@ def list_needed(
         for block in range(first, last):
             row = block // per_segment
             c = base + block - row * per_segment
-            n = _node(path, checkpoint, segments, row)
-            here = _there(a, n, c, g, floor)
+            n = node_of(path, checkpoint, segments, row)
+            here = there(a, n, c, g, floor)
             s = a.group[g, SLOT_BASE] + a.columns[n, c] if here else -1
             if present:
                 if not here or a.slot[s, GRADE] <= cold[row, c]:
@@ -163,8 +164,8 @@ def hold_needed(a: Arrays, path: AnyArray, checkpoint: int, position: int, floor
         for block in range(first, last):
             row = block // per_segment
             c = base + block - row * per_segment
-            n = _node(path, checkpoint, segments, row)
-            if _there(a, n, c, g, floor):
+            n = node_of(path, checkpoint, segments, row)
+            if there(a, n, c, g, floor):
                 s = a.group[g, SLOT_BASE] + a.columns[n, c]
                 hold(a, g, s)
                 held[count, 0] = g

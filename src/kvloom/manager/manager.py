@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from kvloom.config import Device
 from kvloom.core import calls, sweep
@@ -22,6 +23,7 @@ from kvloom.core.eviction import make_node_room
 from kvloom.core.fields import (
     ANCHORS,
     CLOCK,
+    COL_BASE,
     FIRST_CHECKPOINT,
     FIRST_CHILD,
     FREE_PAGES,
@@ -55,6 +57,7 @@ from kvloom.manager.inputs import TokenRules, checked_keys, checked_plan, grade_
 from kvloom.manager.sequence import CachedSequence
 from kvloom.manager.single import Single
 from kvloom.manager.stats import Stats, collect_stats
+from kvloom.manager.surveys import Survey, survey
 from kvloom.manager.tickets import Tickets
 from kvloom.manager.transfers import Prompt, Transfers
 from kvloom.plan import ArenaGeometry, Chain, CopyPlan, Limit, StoredObjects, TransferPlan
@@ -370,8 +373,84 @@ class Manager(Single):
         self.tick()
         if not fits(self.spec, self.geometry, len(ids) + 1):
             return None
-        name = self._name(salt, extra_keys)
         cold = self.transfers.cold(-(-len(ids) // self.spec.segment_tokens), stored)
+        return self._planned(ids, cold, salt, extra_keys, floor)
+
+    def survey(
+        self,
+        tokens: AnyArray,
+        tiers: Sequence[StoredObjects] = (),
+        *,
+        salt: bytes = b"",
+        extra_keys: Sequence[ExtraKey] = (),
+        floor: Grade = Grade.FAITHFUL,
+    ) -> Survey:
+        """From where a prompt could go on, with what from which tier, or by a replay; changes nothing.
+
+        Args:
+            tokens: the prompt up to where it may resume: all but its last token.
+            tiers: what each colder tier has of the chain of these tokens, the nearest tier first.
+            salt, extra_keys, floor: as in ``open``.
+
+        Raises InputError like ``open``, and for objects that the model does not have.
+        """
+        self.enter()
+        floor = grade_of(floor)
+        ids = self.ids.checked(tokens)
+        rows = -(-len(ids) // self.spec.segment_tokens)
+        colds = [self.transfers.cold(rows, stored) for stored in tiers]
+        namespace = self._namespaces.get(self._name(salt, extra_keys))
+        if namespace is None:
+            prompt, reused = Prompt(ids, np.full(len(ids) // self.spec.segment_tokens + 1, -1, np.int32), 0, -1), 0
+        else:
+            prompt, reused = self._matched(namespace.root, ids, floor)
+        return survey(self.arrays, self.spec, prompt, colds, reused, floor)
+
+    def plan_replay(
+        self,
+        tokens: AnyArray,
+        stored: StoredObjects,
+        grade: Grade,
+        *,
+        salt: bytes = b"",
+        extra_keys: Sequence[ExtraKey] = (),
+        floor: Grade = Grade.FAITHFUL,
+    ) -> tuple[TransferPlan, npt.NDArray[np.bool_]] | None:
+        """Like ``plan_load``, for a boundary whose missing windows and tails will be computed.
+
+        Args:
+            tokens: exactly those up to the boundary, a multiple of the segment or the end of the prompt.
+            stored: what colder tiers have of their chain.
+            grade: of what is computed: at best FAITHFUL, and no better than the prefix that it is computed from.
+            salt, extra_keys, floor: as in ``open``.
+
+        Returns the plan and which of its objects must be computed, bool ``[len(plan)]``, or None as ``plan_load``,
+        and when more than windows and tails is missing.
+        """
+        self.enter()
+        floor, ids = grade_of(floor), self.ids.checked(tokens)
+        self.tick()
+        if not fits(self.spec, self.geometry, len(ids) + 1):
+            return None
+        cold = self.transfers.cold(-(-len(ids) // self.spec.segment_tokens), stored)
+        made = self.transfers.replayable(cold, len(ids), min(grade_of(grade, "grade"), Grade.FAITHFUL), floor.value)
+        plan = self._planned(ids, cold, salt, extra_keys, floor)
+        if plan is None:
+            return None
+        if plan.position != len(ids):  # its prefix is not whole: what was counted as there is of no use
+            self.transfers.finish_load(plan, np.zeros(len(plan), dtype=np.bool_))
+            return None
+        return plan, made[plan.row, self.arrays.group[plan.group, COL_BASE] + plan.column]
+
+    def prefix_slots(self, plan: TransferPlan) -> tuple[Int32Array, ...]:
+        """Where the compressed state lies that a replay reads: see ``Transfers.prefix_slots``."""
+        self.enter()
+        return self.transfers.prefix_slots(plan)
+
+    def _planned(
+        self, ids: Int32Array, cold: AnyArray, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade
+    ) -> TransferPlan | None:
+        name = self._name(salt, extra_keys)
         namespace = self._namespaces.get(name) or self._new_namespace(name, salt)
         unkept = self.transfers.unkept
         plan = self._load(namespace.root, ids, cold, floor)
@@ -381,14 +460,14 @@ class Manager(Single):
         return plan
 
     def _load(self, root: int, ids: Int32Array, cold: AnyArray, floor: Grade) -> TransferPlan | None:
-        known, position = self._walk(root, ids, floor)
-        return self.transfers.load(self._prompt(ids, known), cold, position, floor.value)
+        prompt, reused = self._matched(root, ids, floor)
+        return self.transfers.load(prompt, cold, reused, floor.value)
 
-    def _walk(self, root: int, ids: Int32Array, floor: Grade) -> tuple[int, int]:
-        """How many segments of ``ids`` are known, in ``_path``, and how many tokens can be resumed."""
+    def _matched(self, root: int, ids: Int32Array, floor: Grade) -> tuple[Prompt, int]:
+        """The chain as the device knows it, and how much of it the device alone gives."""
         limit = np.append(ids, ids[:1])  # a match never reuses the last token
         _, known, position, _, _ = calls.match_prompt(self.handle, root, limit, self.ids.top, floor.value, self._path)
-        return int(known), int(position)
+        return self._prompt(ids, known), int(position)
 
     def explain_load(
         self,
@@ -476,8 +555,8 @@ class Manager(Single):
         cold = self.transfers.cold(-(-len(ids) // self.spec.segment_tokens), stored)
         if namespace is None:
             return None
-        known, _ = self._walk(namespace.root, ids, floor)
-        return self.transfers.store(self._prompt(ids, known), cold, floor.value)
+        prompt, _ = self._matched(namespace.root, ids, floor)
+        return self.transfers.store(prompt, cold, floor.value)
 
     def finish_store(self, plan: TransferPlan) -> None:
         """The store ended, well or not; like ``finish_load``."""

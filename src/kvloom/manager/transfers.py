@@ -8,7 +8,7 @@ import numpy as np
 
 from kvloom.core import restoring
 from kvloom.core.arrays import Arrays
-from kvloom.core.fields import BLOCK_TOKENS, COL_BASE, COLUMNS, RULE, RULE_SNAPSHOT, SLOT_BASE
+from kvloom.core.fields import BLOCK_TOKENS, COL_BASE, COLUMNS, RULE, RULE_PREFIX, RULE_SNAPSHOT, SLOT_BASE
 from kvloom.core.restoring import GROUP, ITEM_COLUMNS, SLOT
 from kvloom.errors import InputError
 from kvloom.manager.inputs import checked_transfer
@@ -130,6 +130,44 @@ class Transfers:
                 found[g] = (g, position if a.group[g, RULE] == RULE_SNAPSHOT else begins, grade >= lowest)
         return list(found.values())
 
+    def replayable(self, cold: AnyArray, position: int, grade: Grade, floor: int) -> AnyArray:
+        """Count the windows and tails that ``position`` needs and ``cold`` lacks as stored with ``grade``.
+
+        Changes ``cold``; returns what was changed, bool [rows, columns].
+        """
+        a = self._arrays
+        made = np.zeros(cold.shape, dtype=np.bool_)
+        for g, group in enumerate(a.group):
+            if group[RULE] != RULE_PREFIX:
+                first, last = (int(block) for block in restoring.needed_blocks(a, g, position))
+                blocks = np.arange(first, last)
+                made[blocks // group[COLUMNS], group[COL_BASE] + blocks % group[COLUMNS]] = True
+        made &= cold < floor
+        cold[made] = int(grade)
+        return made
+
+    def prefix_slots(self, plan: TransferPlan) -> tuple[Int32Array, ...]:
+        """For every group the slots, local to it, of the blocks [0, n) that the boundary of an open load needs.
+
+        Empty for windows and snapshots.  They hold state only once the objects of ``plan`` have arrived.
+        """
+        opened = self._known(plan, loads=True)
+        if opened is None:
+            raise InputError("the load has ended, so its slots may be anybody's; ask while it is open")
+        a, path = self._arrays, opened.path
+        nodes = path[1:] if plan.position % a.tokens.shape[1] == 0 else np.append(path[1:], opened.end)
+        found = []
+        for g, group in enumerate(a.group):
+            if group[RULE] != RULE_PREFIX:
+                found.append(_NO_PATH)
+                continue
+            columns = np.arange(group[COL_BASE], group[COL_BASE] + group[COLUMNS])
+            slots = np.ascontiguousarray(a.columns[nodes[:, None], columns[None, :]], dtype=np.int32).reshape(-1)
+            mine = plan.group == g
+            slots[plan.row[mine] * group[COLUMNS] + plan.column[mine]] = plan.slot[mine]
+            found.append(slots[: int(restoring.needed_blocks(a, g, plan.position)[1])])
+        return tuple(found)
+
     def store(self, prompt: Prompt, cold: AnyArray, floor: int) -> TransferPlan | None:
         """What the colder tier lacks of the unit of the deepest boundary that can be resumed at ``floor``, or None."""
         a = self._arrays
@@ -184,15 +222,19 @@ class Transfers:
             restoring.release_all(self._arrays, opened.held)
 
     def _take(self, plan: TransferPlan, *, loads: bool) -> _Open | None:
+        opened = self._known(plan, loads=loads)
+        if opened is None:
+            self.ignored += 1
+            return None
+        return self._open.pop(plan.ticket)
+
+    def _known(self, plan: TransferPlan, *, loads: bool) -> _Open | None:
         opened = self._open.get(plan.ticket)
         if opened is not None and (opened.plan is not plan or opened.loads is not loads):
             raise InputError(
                 "the plan is another manager's, a copy, or of the other direction; hand back what was given"
             )
-        if opened is None:
-            self.ignored += 1
-            return None
-        return self._open.pop(plan.ticket)
+        return opened
 
     # ---------------------------------------------------------------- looking
 

@@ -13,7 +13,7 @@ from kvloom.errors import CapacityError, TableFullError
 from kvloom.manager.manager import Manager
 from kvloom.manager.sequence import CachedSequence
 from kvloom.page_tables.cuckoo import CuckooTable
-from kvloom.plan import CopyPlan
+from kvloom.plan import CopyPlan, StoredObjects
 from kvloom.spec.footprint import peak_bytes
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.spec.presets import load_preset
@@ -22,6 +22,8 @@ from kvloom.types import Grade, Int32Array, Kind
 MODELS = ("deepseek-v4-flash", "qwen3-next-80b", "llama-4-scout")
 """Compressed entries, windows, indexers and tails; full attention and recurrent state; chunks."""
 _SEGMENTS = 3
+_EMPTY: Int32Array = np.empty(0, dtype=np.int32)
+_NOTHING = StoredObjects(_EMPTY, _EMPTY, _EMPTY, _EMPTY)
 
 
 def warm_up() -> int:
@@ -48,6 +50,7 @@ def _use(spec: ModelSpec) -> None:
     _request(manager, np.append(prompt[: spec.segment_tokens + 3], prompt[:9]), Grade.FAITHFUL)
     _decode(manager, prompt)
     _fail(manager, prompt)
+    _recover(manager, prompt)
     _crowd(manager, prompt)
     _fill_index(Manager(spec, [Device(room)], max_sequences=4, max_nodes=3), prompt)
     for kind in Kind:
@@ -97,6 +100,24 @@ def _fail(manager: Manager, prompt: Int32Array) -> None:
     manager.abandon(_opened(manager, prompt, Grade.FAITHFUL).restore)
     for sequence in manager.running():
         sequence.close()
+
+
+def _recover(manager: Manager, prompt: Int32Array) -> None:
+    """Lost windows and tails come back, and what a colder tier has is brought; the end is stored."""
+    ids = prompt[: 2 * manager.spec.segment_tokens]
+    for kind in (Kind.WINDOW, Kind.TAIL):
+        manager.drop(kind)
+    manager.survey(ids, [_NOTHING])
+    both = manager.plan_replay(ids, _NOTHING, Grade.FAITHFUL)
+    if both is not None:
+        manager.prefix_slots(both[0])
+        manager.finish_load(both[0], both[1])
+    sequence = _opened(manager, np.append(ids, ids[:1]), Grade.FAITHFUL)
+    _grow(manager, sequence, ids)
+    stored = manager.plan_store(sequence, _NOTHING)
+    if stored is not None:
+        manager.finish_store(stored)
+    sequence.close()
 
 
 def _crowd(manager: Manager, prompt: Int32Array) -> None:

@@ -252,6 +252,19 @@ class WatchedManager(Manager):
         """Raises UnsupportedError."""
         _refuse()
 
+    def plan_replay(
+        self,
+        tokens: AnyArray,
+        stored: StoredObjects,
+        grade: Grade,
+        *,
+        salt: bytes = b"",
+        extra_keys: Sequence[ExtraKey] = (),
+        floor: Grade = Grade.FAITHFUL,
+    ) -> NoReturn:
+        """Raises UnsupportedError."""
+        _refuse()
+
     def finish_load(self, plan: TransferPlan, good: AnyArray) -> NoReturn:
         """Raises UnsupportedError."""
         _refuse()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from transformers import DynamicCache
@@ -27,12 +27,19 @@ from kvloom.adapters.transformers.layers import (
     refuse,
 )
 from kvloom.adapters.transformers.recurrent import PagedHybridLayer, PagedHybridSlidingLayer, PagedLinearLayer
-from kvloom.adapters.transformers.state import SequenceState
 from kvloom.errors import SpecError
 from kvloom.spec.model_spec import TensorSpec
 
 if TYPE_CHECKING:
     from kvloom.adapters.transformers.runner import Runner
+
+
+class State(Protocol):
+    """Where the tensors of a sequence lie."""
+
+    def parts(self, tensors: dict[str, tuple[int, int, TensorSpec]]) -> Parts:
+        """All tensors of one layer, given its entry of ``state.places``."""
+
 
 LayerClass = Callable[[Parts, Flight, Any], Any]
 
@@ -74,7 +81,7 @@ class LayerPlan:
             if index in tensors:
                 layer_class(template)
 
-    def make(self, state: SequenceState, flight: Flight) -> list[Any]:
+    def make(self, state: State, flight: Flight) -> list[Any]:
         """New layers over a sequence's state."""
         layers: list[Any] = []
         for index, template in enumerate(self.templates):

@@ -19,6 +19,7 @@ from kvloom.adapters.transformers.device import Arena, make_arena
 from kvloom.adapters.transformers.hooks import ForwardHooks
 from kvloom.adapters.transformers.interrupts import whole
 from kvloom.adapters.transformers.layers import refuse
+from kvloom.adapters.transformers.recovering import Passage, Recoverer
 from kvloom.adapters.transformers.runner import Runner
 from kvloom.adapters.transformers.session import Session
 from kvloom.adapters.transformers.state import places
@@ -28,7 +29,7 @@ from kvloom.errors import CapacityError, InputError, SequenceError, UnsupportedE
 from kvloom.manager import Manager
 from kvloom.manager.inputs import checked_keys, grade_of
 from kvloom.manager.sequence import CachedSequence
-from kvloom.plan import CopyPlan, Limit
+from kvloom.plan import CopyPlan
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.tiers.contract import Tier
 from kvloom.transfer.hierarchy import Hierarchy
@@ -54,6 +55,7 @@ class Engine:
         layers: how the layers of a cache are made.
         hooks: what sees the forwards of the model.
         cold: the tiers behind the arena, or None.
+        recoverer: chooses and goes the way back before a prompt is opened; None: whatever a tier has is loaded.
     """
 
     def __init__(
@@ -71,11 +73,11 @@ class Engine:
         self.layers = LayerPlan(model.config, places(spec))
         self.hooks = ForwardHooks(model)
         self.cold = Hierarchy(manager, self.arena, tiers, options) if tiers else None
+        self.recoverer: Recoverer | None = None
         self._dropped: list[CachedSequence] = []
         self._weights = 0
         self._known_weights = ("", "")
 
-    @whole
     def open(
         self,
         token_ids: Any,
@@ -108,14 +110,29 @@ class Engine:
         self.close_dropped()
         seen = self.seen()
         keys = (*keys, ("kvloom.abi", self._abi(seen)))
-        limits: tuple[Limit, ...] = ()
-        if self.cold is not None and isinstance(salt, bytes):
-            self.cold.restore(tokens, salt, keys, worst)
-            limits = tuple(self.cold.limits)
-        sequence = self.with_room(lambda: self.manager.open(tokens, salt=salt, extra_keys=keys, floor=worst))
+        passage = None
+        if isinstance(salt, bytes):
+            if self.recoverer is not None:
+                passage = self.recoverer.recover(tokens, salt, keys, worst)
+            elif self.cold is not None:
+                self._restore(tokens, (salt, keys), worst)
+        return self._opened(tokens, (salt, keys), worst, seen, passage)
+
+    @whole
+    def _restore(self, tokens: Int32Array, names: Names, floor: Grade) -> None:
+        if self.cold is not None:
+            self.cold.restore(tokens, *names, floor)
+
+    @whole
+    def _opened(self, tokens: Int32Array, names: Names, floor: Grade, seen: str, passage: Passage | None) -> Session:
+        salt, keys = names
+        limits = () if self.cold is None else tuple(self.cold.limits)
+        sequence = self.with_room(lambda: self.manager.open(tokens, salt=salt, extra_keys=keys, floor=floor))
         try:
             self.run(sequence.restore)
-            return Session(self.track(Runner(self, sequence, (salt, keys), seen, tokens)), tokens, limits)
+            runner = self.track(Runner(self, sequence, names, seen, tokens, passage))
+            runner.arrive()
+            return Session(runner, tokens, limits)
         except BaseException:
             sequence.close()
             raise

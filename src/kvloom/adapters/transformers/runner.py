@@ -17,6 +17,7 @@ from kvloom.types import AnyArray, Grade, Int32Array
 
 if TYPE_CHECKING:
     from kvloom.adapters.transformers.engine import Engine, Names
+    from kvloom.adapters.transformers.recovering import Passage
     from kvloom.manager.sequence import CachedSequence
 
 
@@ -35,6 +36,7 @@ class Runner:
         prompt: the tokens that forwards must bring as far as they go, int32; beyond them anything goes.
         names: salt and extra keys of the namespace.
         made_by: what ``Engine.seen`` said when the sequence was opened.
+        passage: how the prompt came to the state that it began with, until its first token is due.
     """
 
     def __init__(
@@ -44,8 +46,10 @@ class Runner:
         names: Names,
         made_by: str,
         prompt: Int32Array | None = None,
+        passage: Passage | None = None,
     ) -> None:
         self.engine = engine
+        self.passage = passage
         self.names = names
         self.made_by = made_by
         self.sequence = sequence
@@ -92,6 +96,14 @@ class Runner:
             )
         self.flight.start = self.flight.end = -1
         self.engine.run(self.sequence.commit(self.claim))
+
+    def arrive(self) -> None:
+        """Tell the planner how long the way took, once only the last token of the prompt is left to compute."""
+        passage, recoverer = self.passage, self.engine.recoverer
+        if passage is not None and self.length >= len(self.prompt) - 1:
+            self.passage = None
+            if recoverer is not None:
+                recoverer.recovery.observed(passage.choice, passage.seconds, given_up=passage.given_up)
 
     @whole
     def abort(self) -> None:

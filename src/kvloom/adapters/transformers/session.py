@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from kvloom.adapters.transformers.cache import PagedCache
 from kvloom.adapters.transformers.forward import forward_chunk
 from kvloom.adapters.transformers.layers import refuse
+from kvloom.adapters.transformers.recovering import Passage
 from kvloom.adapters.transformers.runner import Runner
 from kvloom.errors import InputError
 from kvloom.manager.inputs import whole_number
@@ -136,12 +137,29 @@ class Session:
         ids = torch.from_numpy(self.tokens[start:stop]).to(self.model.device, torch.int64).unsqueeze(0)
         runner.claim = Grade.CANONICAL
         try:
-            return forward_chunk(self.model, ids, self.cache, start)
+            if runner.passage is None:
+                return forward_chunk(self.model, ids, self.cache, start)
+            return self._timed(ids, start, runner.passage)
         except BaseException:
             runner.abort()
             raise
         finally:
             runner.claim = Grade.FAITHFUL
+
+    def _timed(self, ids: torch.Tensor, start: int, passage: Passage) -> torch.Tensor:
+        """A chunk whose time tells the planner how fast this model computes here, until the prompt is computed."""
+        recoverer, settle = self._runner.engine.recoverer, self._runner.engine.arena.settle
+        if recoverer is None:
+            return forward_chunk(self.model, ids, self.cache, start)
+        settle()
+        began = recoverer.clock()
+        logits = forward_chunk(self.model, ids, self.cache, start)
+        settle()
+        seconds = recoverer.clock() - began
+        recoverer.recovery.prefilled(start, ids.shape[1], seconds)
+        passage.seconds += seconds
+        self._runner.arrive()
+        return logits
 
     def checkpoint(self) -> None:
         """Keep the exact present end resumable, as far as there is room."""

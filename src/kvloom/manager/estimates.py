@@ -1,0 +1,85 @@
+"""Moving estimates of how long work takes, from how long it took."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvloom.types import AnyArray
+
+_RIDGE = 1e-7
+_MOST = 3.0
+
+
+class Fit:
+    """Seconds as a sum of non-negative rates times features, by least squares of errors relative to the estimate.
+
+    Older observations count less.  One that took far too long (a hiccup) counts as three times what was expected.
+
+    Args:
+        features: how many numbers describe a piece of work; at least one of them is positive for each.
+        keep: what is left of an observation's weight at the next one.
+
+    Attributes:
+        observations: how many there were.
+        error: moving mean of the relative error of estimates made right before the observation.
+    """
+
+    def __init__(self, features: int, keep: float = 0.97) -> None:
+        self._keep = keep
+        self._squares: npt.NDArray[np.float64] = np.zeros((features, features))
+        self._targets: npt.NDArray[np.float64] = np.zeros(features)
+        self._rates: npt.NDArray[np.float64] | None = None
+        self.observations = 0
+        self.error = 0.0
+
+    def observe(self, work: Sequence[float], seconds: float) -> None:
+        """It took ``seconds``; what is not positive is left out."""
+        if seconds <= 0.0:
+            return
+        expected = self.estimate(work) if self.observations else 0.0
+        if expected > 0.0:
+            self.error += 0.2 * (abs(expected / seconds - 1.0) - self.error)
+        else:
+            expected = seconds
+        row = np.array(work, dtype=np.float64) / expected
+        self._squares = self._keep * self._squares + np.outer(row, row)
+        self._targets = self._keep * self._targets + min(seconds / expected, _MOST) * row
+        self._rates = None
+        self.observations += 1
+
+    def estimate(self, work: Sequence[float]) -> float:
+        """Seconds; ValueError before the first observation."""
+        return float(np.dot(self.rates, np.array(work, dtype=np.float64)))
+
+    @property
+    def rates(self) -> npt.NDArray[np.float64]:
+        """Seconds per unit of every feature; ValueError before the first observation."""
+        if not self.observations:
+            raise ValueError("nothing was observed yet")
+        if self._rates is None:
+            self._rates = _non_negative(self._squares, self._targets)
+        return self._rates
+
+
+def _non_negative(squares: AnyArray, targets: AnyArray) -> npt.NDArray[np.float64]:
+    """The non-negative x that minimises ``x S x - 2 t x``, by trying every set of features (there are few)."""
+    count = len(targets)
+    scale = np.sqrt(np.maximum(np.diag(squares), np.finfo(np.float64).tiny))  # features differ by many powers of ten
+    scaled, wanted = squares / np.outer(scale, scale), targets / scale
+    best, found = -1.0, np.zeros(count)
+    for size in range(1, count + 1):
+        for chosen in itertools.combinations(range(count), size):
+            index = np.array(chosen)
+            if (targets[index] <= 0.0).any():
+                continue
+            part = scaled[np.ix_(index, index)] + _RIDGE * np.eye(size)
+            x = np.linalg.solve(part, wanted[index])
+            gain = float(wanted[index] @ x)
+            if (x >= 0.0).all() and gain > best * (1.0 + 1e-9):
+                best, found = gain, np.zeros(count)
+                found[index] = x / scale[index]
+    return found
