@@ -49,7 +49,14 @@ class Load:
 
     @classmethod
     def begin(
-        cls, manager: Manager, links: Sequence[Link], chain: Chain, plan: TransferPlan, offer: Offer, way: Way, window: int
+        cls,
+        manager: Manager,
+        links: Sequence[Link],
+        chain: Chain,
+        plan: TransferPlan,
+        offer: Offer,
+        way: Way,
+        window: int,
     ) -> Load:
         """Hand the records of a plan to the lanes of the tiers that have them.
 

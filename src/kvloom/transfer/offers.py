@@ -92,8 +92,8 @@ def make_offer(found: Sequence[Places | None], floor: Grade, parts: Parts) -> Of
         return Offer(no_objects(), np.empty(0, np.int32), np.empty(0, np.int64), tuple(places))
     row, group, column, grade, which, index = (np.concatenate(each) for each in zip(*made, strict=True))
     _, once = np.unique(_keys(row, group, column), return_index=True)
-    columns = tuple(np.ascontiguousarray(each[once], dtype=np.int32) for each in (row, group, column, grade))
-    return Offer(StoredObjects(*columns), which[once], index[once].astype(np.int64), tuple(places))
+    objects = StoredObjects(*(np.ascontiguousarray(each[once], np.int32) for each in (row, group, column, grade)))
+    return Offer(objects, which[once], index[once].astype(np.int64), tuple(places))
 
 
 def objects_of(places: Places | None, parts: Parts) -> StoredObjects:

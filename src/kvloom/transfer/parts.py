@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -54,7 +55,7 @@ class Parts:
         of_layer = np.zeros((len(groups), max(len(group.layers) for group in groups)), dtype=np.int64)
         for g, group in enumerate(groups):
             cuts = [len(group.layers) * p // int(count[g]) for p in range(int(count[g]) + 1)]
-            for p, (first, last) in enumerate(zip(cuts, cuts[1:], strict=False)):
+            for p, (first, last) in enumerate(pairwise(cuts)):
                 begin[g, p], size[g, p] = first * group.layer_stride, (last - first) * group.layer_stride
                 first_layer[g, p] = group.layers[first]
                 of_layer[g, first:last] = p

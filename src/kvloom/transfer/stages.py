@@ -12,8 +12,8 @@ from kvloom.transfer.parts import Parts
 from kvloom.types import AnyArray, IntArray
 
 SMALLEST = 8 << 20
-"""Bytes that a stage has at least, so that a tier reads in large pieces; what is left to read after the first stage must
-be more than this for ``Restoring.AUTO`` to take stages."""
+"""Bytes that a stage has at least, so that a tier reads in large pieces.  ``Restoring.AUTO`` takes stages where more
+than this is left to read after the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Stages:
     count: how many; 1 where everything is read at once.
     of_record: int64 ``[records]``.
     of_object: int64 ``[objects]``, the last stage that has a part of it.
-    of_layer: by group and layer of the group: the stage after which all of its state is there, -1 for what is not loaded.
+    of_layer: by group and layer of the group: the stage that has the last of its state, -1 for what is not loaded.
     """
 
     count: int
