@@ -30,7 +30,7 @@ class SlowTier:
         self.inner = inner
         self.name, self.durable = inner.name, inner.durable
         self.lookup, self.publish, self.touch = inner.lookup, inner.publish, inner.touch
-        self.clear, self.close = inner.clear, inner.close
+        self.clear, self.usage, self.close = inner.clear, inner.usage, inner.close
         self.before: Callable[[int, Places], None] = lambda _number, _places: None
         self.spoil: dict[int, Result] = {}
         self.spoil_from = 1 << 30

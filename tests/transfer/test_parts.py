@@ -14,11 +14,12 @@ from kvloom.spec.presets import PRESETS, load_preset
 from kvloom.tiers.values import OBJECT, Places
 from kvloom.transfer import parts as parts_module
 from kvloom.transfer import stages as stages_module
+from kvloom.transfer.forms import Forms
 from kvloom.transfer.offers import make_offer, objects_of, whole_objects
-from kvloom.transfer.options import Restoring
+from kvloom.transfer.options import ColdForm, Restoring
 from kvloom.transfer.parts import MOST, SMALLEST, Parts
 from kvloom.transfer.stages import stages_of
-from kvloom.types import Grade, Kind
+from kvloom.types import Grade, Kind, PayloadForm
 
 LAYOUT = b"\7" * 32
 
@@ -76,11 +77,45 @@ def test_another_rule_is_another_layout(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_what_fits_is_a_part_of_the_model() -> None:
-    parts = Parts.of(spec_of(6, SMALLEST))  # three parts of one layer each
+    spec = spec_of(6, SMALLEST)  # three parts of one layer each
+    parts = Parts.of(spec)
+    forms = Forms("disk", spec.groups, ColdForm.NONE, parts)
     good = [(0, 0, SMALLEST), (0, 5, SMALLEST), (1, 3, SMALLEST), (2, 0, 6 * SMALLEST)]
-    bad = [(0, 6, SMALLEST), (3, 0, SMALLEST), (0, 0, 3 * SMALLEST), (2, 1, 6 * SMALLEST), (2**32 - 1, 2**32 - 1, 1)]
-    group, column, length = (np.array(each, np.uint32) for each in zip(*good, *bad, strict=True))
-    assert parts.fit(group, column, length).tolist() == [True] * 4 + [False] * 5
+    short = [(0, 0, 3 * SMALLEST), (2, 0, SMALLEST)]
+    bad = [(0, 6, SMALLEST), (3, 0, SMALLEST), (2, 1, 6 * SMALLEST), (2**32 - 1, 2**32 - 1, 1)]
+    entries = places_of([(0, g, c, 2, n) for g, c, n in (*good, *short, *bad)]).entries
+    known = parts.known(entries["group"], entries["column"])
+    assert known.tolist() == [True] * 6 + [False] * 4
+    assert forms.fits(entries[known]).tolist() == [True] * 4 + [False] * 2
+
+
+@pytest.mark.parametrize("form", [PayloadForm.LOSSLESS, PayloadForm.FP8])
+def test_every_part_has_a_payload_of_its_own(form: PayloadForm) -> None:
+    keys = TensorSpec("keys", (1, SMALLEST // 64), "float32", entry_axis=1)
+    spec = ModelSpec("made", (GroupSpec("full", Kind.COMPRESSED, tuple(range(5)), (keys,), block_tokens=16),), 16, 32)
+    parts, group = Parts.of(spec), spec.groups[0]
+    forms = Forms("disk", spec.groups, ColdForm.FP8, parts)
+    assert parts.count[0] == 5
+    slot = np.random.default_rng(0).integers(0, 3, group.slot_bytes // 4).astype(np.float32).view(np.uint8)
+
+    def reading(p: int) -> Any:
+        def read(into: memoryview) -> None:
+            begin = int(parts.begin[0, p])
+            np.frombuffer(into, np.uint8)[:] = slot[begin : begin + len(into)]
+
+        return read
+
+    made = forms.make((1, 0, 1), Grade.CANONICAL, form, [reading(p) for p in range(5)])
+    assert [(item.node, item.column, item.form) for item in made] == [(1, 5 + p, form) for p in range(5)]
+    assert {item.grade for item in made} == {Grade.APPROXIMATE if form is PayloadForm.FP8 else Grade.CANONICAL}
+    back = np.zeros_like(slot)
+    for p, item in enumerate(made):
+        begin, size = int(parts.begin[0, p]), int(parts.size[0, p])
+        assert forms.decode(form, (0, p), np.asarray(item.payload), back[begin : begin + size])
+    assert (back == slot).all(), "small whole numbers are exact in both forms"
+    slot.view(np.float32)[-1] = np.inf  # one part has no fp8 form: then none has
+    again = forms.make((1, 0, 1), Grade.CANONICAL, PayloadForm.FP8, [reading(p) for p in range(5)])
+    assert {(item.form, item.grade) for item in again} == {(PayloadForm.RAW, Grade.CANONICAL)}
 
 
 def test_an_object_is_whole_with_all_parts_at_one_grade() -> None:
