@@ -156,8 +156,8 @@ def _run(engine: Engine, shape: Shape, prefetch: bool, progress: Callable[[int, 
                 engine.prefetch([*prompts[i + 1], *news[turn - 1][i + 1]])
             begun = time.perf_counter()
             with engine.open(ids) as session:
-                reused = session.reused
                 got = answer(session, count=shape.count, started=begun)
+                reused = session.reused
             run.answers.append(got)
             if turn:
                 run.ttft.append(got.ttft_s)

@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from kvloom.kernels.forms import encode, encoded_grade
+from kvloom.kernels.slots import SlotFormat
 from kvloom.tiers.contract import Tier
 from kvloom.tiers.values import Places, Result
 from kvloom.transfer.forms import Forms
@@ -54,21 +55,24 @@ class Cooling:
                 self._convert(places)
 
     def _convert(self, places: Places) -> None:
-        for g in np.unique(places.entries["group"]).tolist():
-            form = self.forms.choose(g, smaller=True).form
-            fmt = self.forms.formats[g]
-            mine = (places.entries["group"] == g) & (places.entries["length"] == fmt.nbytes)
-            for grade in np.unique(places.entries["grade"][mine]).tolist():
-                which = np.flatnonzero(mine & (places.entries["grade"] == grade))
-                if form is not PayloadForm.RAW and len(which):
-                    self._encode(places.take(which), form, g, Grade(grade))
+        entries, parts = places.entries[self._known(places)], self.forms.parts
+        places = places.take(self._known(places))
+        group = entries["group"].astype(np.int64)
+        number = entries["column"].astype(np.int64) % parts.count[group]
+        for g, p, grade in np.unique(np.stack([group, number, entries["grade"].astype(np.int64)]), axis=1).T.tolist():
+            form, fmt = self.forms.choose(g, smaller=True).form, self.forms.part_formats[g][p]
+            mine = (group == g) & (number == p) & (entries["grade"] == grade) & (entries["length"] == fmt.nbytes)
+            if form is not PayloadForm.RAW and mine.any():
+                self._encode(places.take(mine), form, fmt, Grade(grade))
 
-    def _encode(self, places: Places, form: PayloadForm, group: int, grade: Grade) -> None:
-        fmt = self.forms.formats[group]
+    def _known(self, places: Places) -> AnyArray:
+        return self.forms.parts.known(places.entries["group"], places.entries["column"])
+
+    def _encode(self, places: Places, form: PayloadForm, fmt: SlotFormat, grade: Grade) -> None:
         slot = np.empty(-(-fmt.nbytes // 8), np.uint64).view(np.uint8)[: fmt.nbytes]
         for i in range(len(places)):
             one = places.take(np.array([i]))
-            name = (one.digests[0].tobytes(), group, int(one.entries["column"][0]))
+            name = (one.digests[0].tobytes(), int(one.entries["group"][0]), int(one.entries["column"][0]))
             if name in self._kept or self._tier.read(one, slot, np.zeros(1, np.int64)).results[0] != Result.OK:
                 continue
             payload = encode(form, slot, fmt)

@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 
 from kvloom.core.namespace import ExtraKey
+from kvloom.errors import ArrivalError
 from kvloom.manager import Manager
 from kvloom.manager.sequence import CachedSequence
-from kvloom.plan import Chain, Limit, TransferPlan
+from kvloom.plan import Chain, CopyPlan, Limit, TransferPlan
 from kvloom.tiers.contract import HandsOn, Tier
 from kvloom.tiers.values import Places, Published, Result
+from kvloom.transfer.arriving import Arrival, Ended, Timeline
 from kvloom.transfer.cooling import Cooling, Rewrites
 from kvloom.transfer.demotion import Demotion
 from kvloom.transfer.forms import Forms
@@ -30,7 +32,9 @@ from kvloom.transfer.link import Link
 from kvloom.transfer.loading import Load
 from kvloom.transfer.memory import SlotMemory
 from kvloom.transfer.offers import Offer, joined, kept_of, make_offer, objects_of
-from kvloom.transfer.options import Admission, ColdForm, TransferOptions
+from kvloom.transfer.options import Admission, ColdForm, Restoring, TransferOptions
+from kvloom.transfer.parts import Parts
+from kvloom.transfer.progress import Way
 from kvloom.transfer.stats import TransferStats
 from kvloom.types import Grade, Int32Array
 
@@ -38,8 +42,8 @@ _TRIES = 4
 """Loads for one request: after one that did not arrive whole, what is left is tried."""
 MOST_PENDING = 4096
 """Ends of sequences that are remembered to be copied once the device fills."""
-CLOSE_PATIENCE, ROOM_PATIENCE = 60.0, 2.0
-"""Seconds that closing, and a request without room, wait at most for what is being stored."""
+CLOSE_PATIENCE, ROOM_PATIENCE, GIVE_UP_PATIENCE = 60.0, 2.0, 1.0
+"""Seconds that closing, a request without room, and one that gives its prefix up, wait at most for what moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +83,16 @@ class Hierarchy:
         self._stores: deque[tuple[Link, TransferPlan, Job[Published]]] = deque()
         self._ahead: OrderedDict[bytes, Load] = OrderedDict()
         self._late: list[Load] = []
+        self.arriving: Arrival | None = None
+        """The load whose objects are published and not all there; all that may read them wait for it."""
+        self.timeline: Timeline | None = None
+        """Of the last one."""
         self.limits: list[Limit] = []
         """Of the last ``restore``: what a tier has, but not good enough."""
+
+    @property
+    def _parts(self) -> Parts:
+        return self.links[0].parts
 
     @property
     def tiers(self) -> list[Tier]:
@@ -94,11 +106,20 @@ class Hierarchy:
 
     # ---------------------------------------------------------------- loading
 
-    def restore(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade) -> None:
+    def restore(
+        self,
+        tokens: Int32Array,
+        salt: bytes,
+        extra_keys: Sequence[ExtraKey],
+        floor: Grade,
+        restoring: Restoring | None = None,
+    ) -> None:
         """Bring to the device what lets a prompt resume further on.
 
-        ``tokens``: the whole prompt.  Call it right before ``Manager.open``.
+        ``tokens``: the whole prompt.  Call it right before ``Manager.open``.  ``restoring``: instead of that of the
+        options.  When it returns with an ``arriving`` one, what the first copies read is there, and the rest is coming.
         """
+        self.settle()
         self.collect()
         self.limits = []
         if len(tokens) < 2:
@@ -112,8 +133,10 @@ class Hierarchy:
             if not self._end(ahead, ends):
                 return
         for _ in range(_TRIES):  # damaged objects are not found again, but something shorter may be
-            load = self._begin(chain, salt, extra_keys, floor, Urgency.LOAD, ends - self._clock())
-            if load is None or not self._end(load, ends):
+            begun = self._clock()
+            way = Way(Urgency.LOAD, ends - begun, restoring or self.options.restoring)
+            load = self._begin(chain, salt, extra_keys, floor, way)
+            if load is None or self._arrive(load, ends, begun) or not self._end(load, ends):
                 break
 
     def prefetch(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade) -> bool:
@@ -127,7 +150,7 @@ class Hierarchy:
         chain = self._manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)
         name = _name(chain)
         if name not in self._ahead:
-            load = self._begin(chain, salt, extra_keys, floor, Urgency.PREFETCH, None)
+            load = self._begin(chain, salt, extra_keys, floor, Way(Urgency.PREFETCH))
             if load is None:
                 return False
             self._ahead[name] = load
@@ -150,17 +173,16 @@ class Hierarchy:
         salt: bytes,
         extra_keys: Sequence[ExtraKey],
         floor: Grade,
-        urgency: Urgency,
-        within: float | None,
+        way: Way,
     ) -> Load | None:
         """Plan and begin the best load for a chain, or for an earlier end within it; None when nothing helps."""
         found, tails = self._find(chain)
         for end in self._ends_within(chain, tails, salt, extra_keys):
             shorter, _ = self._find(end)
-            load = self._plan(end, make_offer(shorter, floor), salt, extra_keys, floor, urgency, within)
+            load = self._plan(end, make_offer(shorter, floor, self._parts), salt, extra_keys, floor, way)
             if load is not None:
                 return load
-        return self._plan(chain, make_offer(found, floor), salt, extra_keys, floor, urgency, within)
+        return self._plan(chain, make_offer(found, floor, self._parts), salt, extra_keys, floor, way)
 
     def _plan(
         self,
@@ -169,8 +191,7 @@ class Hierarchy:
         salt: bytes,
         extra_keys: Sequence[ExtraKey],
         floor: Grade,
-        urgency: Urgency,
-        within: float | None,
+        way: Way,
     ) -> Load | None:
         self._note_limits(chain, offer, salt, extra_keys, floor)
         if not len(offer):
@@ -179,7 +200,7 @@ class Hierarchy:
         plan = manager.plan_load(chain.tokens, offer.stored, salt=salt, extra_keys=extra_keys, floor=floor)
         if plan is None:
             return None
-        return Load.begin(manager, self.links, chain, plan, offer, urgency, within)
+        return Load.begin(manager, self.links, chain, plan, offer, way, self.options.prefetch_window)
 
     def _find(self, chain: Chain) -> tuple[list[Places | None], set[tuple[int, int]]]:
         """The places of a chain in every tier, and the (row, tokens) of shorter ends behind its segments."""
@@ -216,6 +237,62 @@ class Hierarchy:
         # What a device cannot read now it may read later; it is not asked again at once.
         return not np.isin(results, (Result.IO_ERROR, Result.STOPPED)).any()
 
+    # ---------------------------------------------------------------- arriving
+
+    def _arrive(self, load: Load, ends_at: float, begun: float) -> bool:
+        """Let the request go on once the first stage of a load is there; False when it is to wait for all of it."""
+        if load.stages.count == 1:
+            return False
+        arrival = Arrival(load, ends_at, begun, self._clock)
+        try:
+            arrival.wait_for(1)
+        except ArrivalError:
+            return False
+        self._manager.begin_arriving(load.plan)
+        arrival.timeline.opened = self._clock()
+        self.arriving, self.timeline = arrival, arrival.timeline
+        self.stats.layered += 1
+        return True
+
+    def fence(self, plan: CopyPlan) -> None:
+        """Copies are about to run: wait if one of them may read what is not there yet; ArrivalError if it won't be."""
+        arrival = self.arriving
+        if arrival is not None and arrival.reads_of(plan):
+            self.settle()
+            arrival.wait_all()
+
+    def await_arrival(self) -> None:
+        """Wait until what is arriving is there, or will not be; then ``settle`` takes no time."""
+        if self.arriving is not None:
+            self.arriving.load.wait(self.arriving.ends_at, self._clock())
+
+    def settle(self) -> None:
+        """Wait for what is arriving; what did not come is quarantined, and sequences that read it are broken."""
+        if self.arriving is not None:
+            self.await_arrival()
+            self._conclude(self.arriving)
+
+    def give_up(self, patience_s: float = GIVE_UP_PATIENCE) -> None:
+        """Nobody needs what is arriving any more: read nothing more of it."""
+        if self.arriving is not None:
+            self.arriving.load.cancel()
+            self.arriving.load.wait(self._clock() + patience_s, self._clock())
+            self._conclude(self.arriving)
+
+    def _conclude(self, arrival: Arrival) -> None:
+        self.arriving = None
+        arrival.end(Ended.BROKEN)
+        load = arrival.load
+        if not load.done:
+            # A late write may still land in its slots: they stay held, but nobody reads them.
+            load.cancel()
+            self._manager.withdraw(load.plan, arrival.nothing)
+            self._late.append(load)
+            self.stats.late += 1
+        elif not load.finish(self._manager).any():
+            arrival.end(Ended.WHOLE)
+            load.touch(self._manager.layout)
+
     def _note_limits(
         self, chain: Chain, offer: Offer, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade
     ) -> None:
@@ -223,7 +300,9 @@ class Hierarchy:
         for link, places in zip(self.links, offer.places, strict=True):
             if places is not None and (places.entries["grade"] < int(floor)).any():
                 names: dict[str, Any] = {"salt": salt, "extra_keys": extra_keys, "floor": floor}
-                found = self._manager.explain_load(chain.tokens, objects_of(places), tier=link.tier.name, **names)
+                found = self._manager.explain_load(
+                    chain.tokens, objects_of(places, self._parts), tier=link.tier.name, **names
+                )
                 self.limits += [limit for limit in found if limit not in self.limits]
 
     # ---------------------------------------------------------------- storing
@@ -270,7 +349,8 @@ class Hierarchy:
     def _store(self, link: Link, chain: Chain, end: _End) -> bool:
         """Begin to store the units of an end that a tier lacks; False when the lane has no room."""
         manager = self._manager
-        stored = kept_of(link.find(manager.layout, chain).places)
+        self.settle()  # nothing is stored that is not there yet
+        stored = kept_of(link.find(manager.layout, chain).places, self._parts)
         for floor in (Grade.CANONICAL, Grade.FAITHFUL, Grade.APPROXIMATE):
             plan = manager.plan_offload(chain.tokens, stored, salt=end.salt, extra_keys=end.extra_keys, floor=floor)
             if plan is None:
@@ -292,8 +372,9 @@ class Hierarchy:
     def _housekeeping(self, number: int) -> Callable[[], None]:
         link, work = self.links[number], list[Callable[[], None]]()
         if isinstance(link.tier, Rewrites) and self.options.cold_form is not ColdForm.NONE:
-            forms = Forms(link.tier.name, self._manager.spec.groups, self.options.cold_form)
-            self.cooling.append(Cooling(link.tier, self._manager.layout, forms, self.options))
+            forms = Forms(link.tier.name, self._manager.spec.groups, self.options.cold_form, link.parts)
+            layout = link.parts.layout(self._manager.layout)
+            self.cooling.append(Cooling(link.tier, layout, forms, self.options))
             work.append(self.cooling[-1].run)
         if number + 1 < len(self.links) and isinstance(link.tier, HandsOn):
             work.append(Demotion(link.tier, self.links[number + 1], self.options).run)
@@ -350,6 +431,7 @@ class Hierarchy:
         A tier that hangs is left to itself after a while, and what waits for it is lost.
         """
         ends = self._clock() + patience_s
+        self.give_up()
         self._drop_ahead()
         self.flush(patience_s)
         for number, link in enumerate(self.links):

@@ -104,8 +104,19 @@ class PagedCache(Cache):
     """
 
     def __init__(self, runner: Runner) -> None:
-        super().__init__(layers=runner.layers)
         self.runner = runner
+        super().__init__(layers=runner.layers)
+
+    @property
+    def layers(self) -> list[Any]:
+        """One object for every layer of the model; outside a forward, once all of their state is there."""
+        self.runner.settle_outside()
+        return self.runner.layers
+
+    @layers.setter
+    def layers(self, layers: list[Any]) -> None:
+        if layers is not self.runner.layers:
+            refuse("exchanging layers", "open a session for each cache")
 
     @property
     def is_compileable(self) -> bool:
@@ -114,6 +125,7 @@ class PagedCache(Cache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens of state before the forward in progress; right also after a forward that was cut off."""
+        self.runner.settle_outside()
         return self.runner.length
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
