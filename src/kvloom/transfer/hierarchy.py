@@ -73,7 +73,8 @@ class Hierarchy:
         options: TransferOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._manager, self._memory, self._clock = manager, memory, clock
+        self.manager = self._manager = manager
+        self._memory, self._clock = memory, clock
         self.options = options or TransferOptions()
         self.links = [Link(tier, memory, manager.spec, manager.geometry, self.options, clock) for tier in tiers]
         self.stats = TransferStats({link.tier.name: link.stats for link in self.links})
@@ -83,6 +84,7 @@ class Hierarchy:
         self._stores: deque[tuple[Link, TransferPlan, Job[Published]]] = deque()
         self._ahead: OrderedDict[bytes, Load] = OrderedDict()
         self._late: list[Load] = []
+        self._tails: set[tuple[int, int]] = set()
         self.arriving: Arrival | None = None
         """The load whose objects are published and not all there; all that may read them wait for it."""
         self.timeline: Timeline | None = None
@@ -91,7 +93,8 @@ class Hierarchy:
         """Of the last ``restore``: what a tier has, but not good enough."""
 
     @property
-    def _parts(self) -> Parts:
+    def parts(self) -> Parts:
+        """How slots are cut into records."""
         return self.links[0].parts
 
     @property
@@ -126,18 +129,23 @@ class Hierarchy:
             return
         chain = self._manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)
         ends = self._clock() + self.options.load_deadline_s
-        ahead = self._ahead.pop(_name(chain), None)
-        if ahead is not None:
-            self.stats.prefetch_used += 1
-            ahead.hasten(self.options.load_deadline_s)
-            if not self._end(ahead, ends):
-                return
+        if not self.take_ahead(chain):
+            return
         for _ in range(_TRIES):  # damaged objects are not found again, but something shorter may be
             begun = self._clock()
             way = Way(Urgency.LOAD, ends - begun, restoring or self.options.restoring)
             load = self._begin(chain, salt, extra_keys, floor, way)
-            if load is None or self._arrive(load, ends, begun) or not self._end(load, ends):
+            if load is None or self.arrive(load, ends, begun) or not self._end(load, ends):
                 break
+
+    def take_ahead(self, chain: Chain) -> bool:
+        """Let what was fetched ahead for a chain arrive; False when nothing better is to be had now."""
+        load = self._ahead.pop(_name(chain), None)
+        if load is None:
+            return True
+        self.stats.prefetch_used += 1
+        load.hasten(self.options.load_deadline_s)
+        return self._end(load, self._clock() + self.options.load_deadline_s)
 
     def prefetch(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade) -> bool:
         """Begin to bring what ``restore`` will want for a prompt that waits; whether something is under way.
@@ -176,13 +184,13 @@ class Hierarchy:
         way: Way,
     ) -> Load | None:
         """Plan and begin the best load for a chain, or for an earlier end within it; None when nothing helps."""
-        found, tails = self._find(chain)
-        for end in self._ends_within(chain, tails, salt, extra_keys):
-            shorter, _ = self._find(end)
-            load = self._plan(end, make_offer(shorter, floor, self._parts), salt, extra_keys, floor, way)
+        found = self.find(chain)
+        for end in self.ends_within(chain, salt, extra_keys):
+            shorter = self.find(end)
+            load = self._plan(end, make_offer(shorter, floor, self.parts), salt, extra_keys, floor, way)
             if load is not None:
                 return load
-        return self._plan(chain, make_offer(found, floor, self._parts), salt, extra_keys, floor, way)
+        return self._plan(chain, make_offer(found, floor, self.parts), salt, extra_keys, floor, way)
 
     def _plan(
         self,
@@ -202,26 +210,35 @@ class Hierarchy:
             return None
         return Load.begin(manager, self.links, chain, plan, offer, way, self.options.prefetch_window)
 
-    def _find(self, chain: Chain) -> tuple[list[Places | None], set[tuple[int, int]]]:
-        """The places of a chain in every tier, and the (row, tokens) of shorter ends behind its segments."""
+    def find(self, chain: Chain) -> list[Places | None]:
+        """The places of a chain in every tier; None where a tier has nothing of it."""
         places: list[Places | None] = []
-        tails: set[tuple[int, int]] = set()
+        self._tails = set()
         for link in self.links:
             found = link.find(self._manager.layout, chain)
             places.append(found.places if len(found.places) else None)
-            tails.update(map(tuple, found.tails.tolist()))
-        return places, tails
+            self._tails.update((row, tokens) for row, tokens in found.tails.tolist())
+        return places
 
-    def _ends_within(
-        self, chain: Chain, tails: set[tuple[int, int]], salt: bytes, extra_keys: Sequence[ExtraKey]
-    ) -> list[Chain]:
-        """Chains that stop at ends within this one which a tier may know, the longest first."""
-        lengths = {(row + 1) * chain.segment + tokens for row, tokens in tails}
+    def chain(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey]) -> Chain:
+        """The names of tokens."""
+        return self._manager.chain(tokens, salt=salt, extra_keys=extra_keys)
+
+    def ends_within(self, chain: Chain, salt: bytes, extra_keys: Sequence[ExtraKey]) -> list[Chain]:
+        """Chains that stop at ends within the one that was just found, which a tier may know; the longest first."""
+        lengths = {(row + 1) * chain.segment + tokens for row, tokens in self._tails}
         reached = len(chain.tokens)
-        return [
-            self._manager.chain(chain.tokens[:length], salt=salt, extra_keys=extra_keys)
-            for length in sorted((length for length in lengths if length < reached), reverse=True)[:_TRIES]
-        ]
+        wanted = sorted((length for length in lengths if length < reached), reverse=True)
+        return [self.chain(chain.tokens[:length], salt, extra_keys) for length in wanted[:_TRIES]]
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self._clock()
+
+    def leave(self, load: Load) -> None:
+        """Nobody waits for a load any more: what arrives is published at a later call."""
+        self._late.append(load)
+        self.stats.late += 1
 
     def _end(self, load: Load, ends_at: float) -> bool:
         """Wait for a load and publish it; whether another one may do better (False: it was late, or all arrived)."""
@@ -239,7 +256,7 @@ class Hierarchy:
 
     # ---------------------------------------------------------------- arriving
 
-    def _arrive(self, load: Load, ends_at: float, begun: float) -> bool:
+    def arrive(self, load: Load, ends_at: float, begun: float) -> bool:
         """Let the request go on once the first stage of a load is there; False when it is to wait for all of it."""
         if load.stages.count == 1:
             return False
@@ -301,7 +318,7 @@ class Hierarchy:
             if places is not None and (places.entries["grade"] < int(floor)).any():
                 names: dict[str, Any] = {"salt": salt, "extra_keys": extra_keys, "floor": floor}
                 found = self._manager.explain_load(
-                    chain.tokens, objects_of(places, self._parts), tier=link.tier.name, **names
+                    chain.tokens, objects_of(places, self.parts), tier=link.tier.name, **names
                 )
                 self.limits += [limit for limit in found if limit not in self.limits]
 
@@ -350,7 +367,7 @@ class Hierarchy:
         """Begin to store the units of an end that a tier lacks; False when the lane has no room."""
         manager = self._manager
         self.settle()  # nothing is stored that is not there yet
-        stored = kept_of(link.find(manager.layout, chain).places, self._parts)
+        stored = kept_of(link.find(manager.layout, chain).places, self.parts)
         for floor in (Grade.CANONICAL, Grade.FAITHFUL, Grade.APPROXIMATE):
             plan = manager.plan_offload(chain.tokens, stored, salt=end.salt, extra_keys=end.extra_keys, floor=floor)
             if plan is None:

@@ -15,20 +15,25 @@ from kvloom.transfer.link import Link, Results, copied_first, slot_offsets
 from kvloom.transfer.offers import Offer
 from kvloom.transfer.progress import Progress, Way
 from kvloom.transfer.stages import Stages, stages_of
-from kvloom.types import IntArray
+from kvloom.types import AnyArray, IntArray
+
+SMALLEST_STEP = 32 << 10
+"""Bytes of a piece that is read only to see how fast it goes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bringing:
     """What one tier brings: ``item`` int64 ``[records]``, the object of the plan that each record is a part of.
 
-    ``job`` is None when the lane took no more.
+    ``job`` is None when the lane took no more; ``number`` is the place of the tier.
     """
 
+    number: int
     link: Link
     job: Job[Results] | None
     progress: Progress
     item: IntArray
+    n_bytes: int
 
 
 @dataclass(slots=True)
@@ -57,10 +62,12 @@ class Load:
         offer: Offer,
         way: Way,
         window: int,
+        wanted: AnyArray | None = None,
     ) -> Load:
         """Hand the records of a plan to the lanes of the tiers that have them.
 
         A prefetch reads ``window`` blocks of every group at a time, so that it can give way; a load its stages.
+        ``wanted``: bool ``[len(plan)]``, the objects to bring; None: all of them.
         """
         parts = links[0].parts
         tiers, index = offer.of_plan(plan)
@@ -73,7 +80,8 @@ class Load:
         stages = stages_of(plan, item, part, first, parts, way.restoring)
         load = cls(chain, plan, stages)
         for tier, link in enumerate(links):
-            mine = np.flatnonzero(tiers[item] == tier)
+            here = tiers[item] == tier
+            mine = np.flatnonzero(here if wanted is None else here & wanted[item])
             known = offer.places[tier]
             if not len(mine) or known is None:
                 continue
@@ -83,8 +91,11 @@ class Load:
                 pieces = _by_rows(places, window)
             else:
                 pieces = [np.flatnonzero(stages.of_record[mine] == stage) for stage in range(stages.count)]
-            progress = Progress()
-            load.bringing.append(Bringing(link, link.load(places, where, pieces, way, progress), progress, item[mine]))
+                if stages.count == 1:
+                    pieces = np.array_split(pieces[0], min(way.steps, max(1, places.nbytes // SMALLEST_STEP)))
+            progress, n_bytes = Progress(), places.nbytes
+            job = link.load(places, where, pieces, way, progress)
+            load.bringing.append(Bringing(tier, link, job, progress, item[mine], n_bytes))
         return load
 
     @property
@@ -112,27 +123,33 @@ class Load:
             if each.job is not None:
                 each.job.cancel()
 
-    def finish(self, manager: Manager) -> Results:
-        """Publish what arrived, give back the other slots, and count; only when it is done.
+    @property
+    def share(self) -> float:
+        """Share of its bytes that is there."""
+        total = sum(each.n_bytes for each in self.bringing)
+        return sum(piece.n_bytes for each in self.bringing for piece in each.progress.pieces) / max(1, total)
 
-        An object arrived when all of its parts did.
-        """
+    def results(self) -> Results:
+        """What became of every object, counted; only when it is done.  An object arrived when all of its parts did."""
         results = np.zeros(len(self.plan), dtype=np.uint8)
         brought = np.zeros(len(self.plan), dtype=np.bool_)
-        try:
-            for each in self.bringing:
-                found = each.job.result() if each.job is not None else None
-                np.maximum.at(results, each.item, np.uint8(Result.STOPPED) if found is None else found)
-                brought[each.item] = True
-        except BaseException:
-            brought[:] = False
-            raise
-        finally:
-            results[~brought] = Result.STOPPED
-            manager.finish_load(self.plan, results == Result.OK)
+        for each in self.bringing:
+            found = each.job.result() if each.job is not None else None
+            np.maximum.at(results, each.item, np.uint8(Result.STOPPED) if found is None else found)
+            brought[each.item] = True
+        results[~brought] = Result.STOPPED
         for each in self.bringing:
             mine = np.unique(each.item)
             each.link.count_load(self.plan.group[mine], results[mine])
+        return results
+
+    def finish(self, manager: Manager) -> Results:
+        """Publish what arrived, give back the other slots, and count; only when it is done."""
+        results = np.full(len(self.plan), Result.STOPPED, dtype=np.uint8)
+        try:
+            results = self.results()
+        finally:
+            manager.finish_load(self.plan, results == Result.OK)
         return results
 
     def touch(self, layout: bytes) -> None:

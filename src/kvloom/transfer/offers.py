@@ -46,11 +46,14 @@ class Offer:
         return len(self.tier)
 
     def of_plan(self, plan: TransferPlan) -> tuple[Int32Array, IntArray]:
-        """For every object of ``plan`` its tier, and its first part among the places of that tier."""
+        """For every object of ``plan`` its tier, -1 for none, and its first part among the places of that tier."""
         own = _keys(self.stored.row, self.stored.group, self.stored.column)
-        order = np.argsort(own, kind="stable")
-        at = order[np.searchsorted(own[order], _keys(plan.row, plan.group, plan.column))]
-        return self.tier[at], self.index[at]
+        if not len(own):
+            return np.full(len(plan), -1, dtype=np.int32), np.zeros(len(plan), dtype=np.int64)
+        asked, order = _keys(plan.row, plan.group, plan.column), np.argsort(own, kind="stable")
+        at = order[np.minimum(np.searchsorted(own[order], asked), len(own) - 1)]
+        there = own[at] == asked
+        return np.where(there, self.tier[at], np.int32(-1)), np.where(there, self.index[at], 0)
 
 
 def whole_objects(places: Places, parts: Parts) -> Whole:

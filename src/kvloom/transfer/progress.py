@@ -11,11 +11,12 @@ from kvloom.transfer.options import Restoring
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a load is made: in ``within`` seconds, or None for any time."""
+    """How a load is made: in ``within`` seconds, or None for any time; in ``steps`` pieces at least, if it can be."""
 
     urgency: Urgency
     within: float | None = None
     restoring: Restoring = Restoring.WHOLE
+    steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)

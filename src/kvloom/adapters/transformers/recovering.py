@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from kvloom.errors import ConfigError
 from kvloom.manager.recovery import Recovery
 from kvloom.manager.ways import Arrived, Choice, Option, Way
 from kvloom.plan import Chain, StoredObjects, TransferPlan
+from kvloom.transfer.source import TierSource
 from kvloom.types import Grade, Int32Array
 
 if TYPE_CHECKING:
@@ -46,27 +47,6 @@ def replay_of(value: Replay | str) -> Replay:
         raise ConfigError(f"replay is {value!r}; use {' or '.join(Replay)}") from None
 
 
-class Source(Protocol):
-    """The colder tiers, as recovery asks them.
-
-    Attributes:
-        names: of the tiers, the nearest first.
-    """
-
-    names: tuple[str, ...]
-
-    def find(self, chain: Chain) -> Sequence[StoredObjects]:
-        """What every tier has of a chain; ``NOTHING`` for one that knows none of it."""
-
-    def fetch(
-        self, plan: TransferPlan, wanted: npt.NDArray[np.bool_], give_up: Callable[[float, float], bool]
-    ) -> Arrived:
-        """Bring the objects ``wanted`` (bool ``[len(plan)]``) of the chain found last into their slots.
-
-        ``give_up``: asked now and then with the seconds since the load began and the share of its bytes that is there.
-        """
-
-
 @dataclass(slots=True)
 class Passage:
     """A request on its way to its first token.
@@ -88,7 +68,6 @@ class Recoverer:
     Args:
         engine: whose arena it fills.
         clock: seconds.
-        source: the colder tiers, or None.
 
     Attributes:
         recovery: the planner: estimates, counters.
@@ -98,9 +77,10 @@ class Recoverer:
             measurements.
     """
 
-    def __init__(self, engine: Engine, clock: Callable[[], float], source: Source | None = None) -> None:
-        self._engine, self._source, self.clock = engine, source, clock
-        self.recovery = Recovery(engine.spec, () if source is None else source.names)
+    def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
+        self._engine, self.clock = engine, clock
+        self._source = None if engine.cold is None else TierSource(engine.cold)
+        self.recovery = Recovery(engine.spec, () if self._source is None else self._source.names)
         self.replayer = Replayer(engine, clock)
         self.forced: Way | None = None
         self._open: tuple[TransferPlan, npt.NDArray[np.bool_]] | None = None
@@ -115,26 +95,33 @@ class Recoverer:
             return None
         self._finish(_NOBODY)  # an interrupt may have come before the end of the one before
         began = self.clock()
-        if self._engine.cold is not None:
-            self._engine.cold.collect()
-        manager, ids = self._engine.manager, np.ascontiguousarray(tokens[:-1])
-        chain = None if self._source is None else manager.chain(ids, salt=salt, extra_keys=extra_keys)
+        names, ids = (salt, tuple(extra_keys)), np.ascontiguousarray(tokens[:-1])
+        chains: Sequence[Chain | None] = [None] if self._source is None else self._source.begin(ids, *names)
+        passage: Passage | None = None
+        for chain in chains:  # ends of earlier turns within the prompt first; the last one is all of it
+            passage = self._along(chain, ids if chain is None else chain.tokens, names, floor)
+            if passage.choice.way is not Way.RECOMPUTE and not passage.given_up:
+                break
+        assert passage is not None
+        passage.seconds = self.clock() - began
+        return passage
+
+    def _along(self, chain: Chain | None, ids: Int32Array, names: Names, floor: Grade) -> Passage:
+        """Go the best ways towards the end of ``ids`` until one leads there, or none is left."""
+        salt, keys = names
         passage: Passage | None = None
         for _ in range(_TRIES):
             tiers = () if self._source is None or chain is None else self._source.find(chain)
-            survey = manager.survey(ids, tiers, salt=salt, extra_keys=extra_keys, floor=floor)
+            survey = self._engine.manager.survey(ids, tiers, salt=salt, extra_keys=keys, floor=floor)
             choice = self.recovery.choose(survey, self.forced)
             passage = passage or Passage(choice, 0.0)
             if choice.way is Way.RECOMPUTE:
                 break
-            whole = self._go(choice, ids, tiers, (salt, tuple(extra_keys)), floor)
-            if whole:
-                break
-            passage.given_up = True
-            if whole is None:
+            whole = self._go(choice, ids, tiers, names, floor)
+            passage.given_up = not whole
+            if whole or whole is None:
                 break
         assert passage is not None
-        passage.seconds = self.clock() - began
         return passage
 
     def _go(
@@ -146,25 +133,42 @@ class Recoverer:
         floor: Grade,
     ) -> bool | None:
         """Whether all arrived; None when asking again would be of no use: no room, or no more patience."""
-        good, given_up = _NOBODY, False
+        good = _NOBODY
         try:  # what takes long can be interrupted, and whatever happens the load ends
             self._plan(choice.chosen, ids, tiers, names, floor)
             if self._open is None:
                 return None
             plan, made = self._open
+            if not made.any():
+                return self._load(plan, choice, floor)
+            good = np.zeros(len(plan), dtype=np.bool_)
             if not made.all():
                 assert self._source is not None
-                arrived = self._source.fetch(plan, ~made, choice.give_up)
-                for tier, n_bytes, seconds in arrived.tiers:
-                    self.recovery.loaded(tier, n_bytes, seconds)
-                good, given_up = arrived.good & ~made, arrived.given_up
-            else:
-                good = np.zeros(len(plan), dtype=np.bool_)
-            if made.any() and (good | made).all():
+                arrived = self._source.fetch(plan, ~made, floor, choice.give_up)
+                if arrived is None:
+                    self._open = None  # what still moves belongs to the tiers
+                    return None
+                self._measure(arrived)
+                good = arrived.good & ~made
+            if (good | made).all():
                 good = good | self._replay(choice.chosen, ids, plan, made)
         finally:
             self._finish(good)
-        return None if given_up else bool(good.all())
+        return bool(good.all())
+
+    def _load(self, plan: TransferPlan, choice: Choice, floor: Grade) -> bool | None:
+        """Bring a plan that nothing is to be replayed for; the tiers publish it, perhaps while it is still coming."""
+        assert self._source is not None
+        self._open = None
+        arrived = self._source.load(plan, floor, choice.give_up)
+        if arrived is None:
+            return None
+        self._measure(arrived)
+        return bool(arrived.good.all())
+
+    def _measure(self, arrived: Arrived) -> None:
+        for tier, n_bytes, seconds in arrived.tiers:
+            self.recovery.loaded(tier, n_bytes, seconds)
 
     @whole
     def _plan(
