@@ -59,7 +59,7 @@ def pieces(places: AnyArray) -> Iterator[tuple[int, int, int, IntArray]]:
     for i in range(1, len(order) + 1):
         if i < len(order) and extents[i] == extents[first]:
             reach = max(ends[i], ends[i - 1])
-            if begins[i] - ends[i - 1] <= GAP and reach - begins[first] <= CHUNK:
+            if begins[i] - ends[i - 1] <= GAP and reach - begins[first] <= BUFFER:
                 continue
         yield extents[first], begins[first], max(ends[first:i]), order[first:i]
         first = i
