@@ -45,7 +45,7 @@ class Arrived:
     def whole(self) -> list[bool]:
         """Whether each payload has its checksum."""
         # Slices of a memoryview cost half of those of an array, and a thread that reads has others beside it.
-        view, what = memoryview(self.data), zip(self.starts, self.lengths, self.checks, strict=True)
+        view, what = self.data.data, zip(self.starts, self.lengths, self.checks, strict=True)
         return [checksum(view[start : start + length]) == check for start, length, check in what]
 
 
