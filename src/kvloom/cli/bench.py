@@ -174,24 +174,24 @@ def data(
         bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
     ] = False,
 ) -> int:
-    """Restore and store speeds beside plain copies and plain direct I/O in the same run; checksums."""
+    """Restore and store speeds beside plain copies and plain direct I/O in the same run; checksums and cold forms."""
     import tempfile
 
     from kvloom.bench.core.report import write
     from kvloom.bench.data.run import Settings, report_of
-    from kvloom.cli.bench_data import measure, notes, peer_names, sheets
+    from kvloom.cli.bench_data import codec_sheet, measure, notes, peer_names, sheets
     from kvloom.config import parse_size
 
     settings = Settings(parse_size(size), repeats)
     place = Path(tempfile.gettempdir()) if directory is None else directory
-    versions, rows = measure(place, settings, peer_names(peer or []))
-    result = report_of(place, settings, versions, rows)
+    versions, rows, codecs = measure(place, settings, peer_names(peer or []))
+    result = report_of(place, settings, versions, rows, codecs)
     if output is not None:
         write(output, result)
     if as_json:
         streams.emit_json(result)
     else:
-        for sheet in sheets(rows):
+        for sheet in (*sheets(rows), codec_sheet(codecs)):
             streams.screen().print(sheet)
     for note in notes(rows, settings.total):
         streams.say(f"kvloom: note: {note}")
