@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -22,10 +24,10 @@ def cell(best: str, picked: str = "", planner: float = 1.0, **measured: float) -
     return Cell("short windows", 64, 1e6, "empty", times, picked or best, planner, dict.fromkeys(times), 0)
 
 
-def test_a_few_cells() -> None:
+def test_a_few_cells(tmp_path: Path) -> None:
     told: list[int] = []
     sweep = Sweep(SHORT.models, (320,), (1e9,), rounds=1)
-    result = run_all(sweep, lambda _what, done, _of: told.append(done))
+    result = run_all(sweep, lambda _what, done, _of: told.append(done), tmp_path)
     assert told == [1, 2]
     lost, empty = result.cells
     assert (lost.device, empty.device) == ("windows lost", "empty")
@@ -50,11 +52,8 @@ def test_the_verdict_says_what_is_not_met() -> None:
     assert Result((near,)).right() == 1
 
 
-def test_slow_reads_are_as_slow_as_they_say(tmp_path: object) -> None:
-    import os
-    from pathlib import Path
-
-    path, ops = Path(str(tmp_path)) / "file", SlowReads()
+def test_slow_reads_are_as_slow_as_they_say(tmp_path: Path) -> None:
+    path, ops = tmp_path / "file", SlowReads()
     path.write_bytes(bytes(4096))
     fd = os.open(path, os.O_RDONLY)
     into = memoryview(bytearray(4096))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import statistics
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -172,15 +171,14 @@ class SlowReads(FileOps):
             return count
 
 
-def run_all(sweep: Sweep, report: Report, directory: Path | None = None) -> Result:
-    """Measure every cell; the store lies in a new folder of ``directory`` that is removed afterwards."""
+def run_all(sweep: Sweep, report: Report, directory: Path) -> Result:
+    """Measure every cell; the stores lie in ``directory``, an empty folder, and stay there."""
     total = 2 * len(sweep.models) * len(sweep.speeds) * len(sweep.contexts)
     cells: list[Cell] = []
-    with tempfile.TemporaryDirectory(prefix="kvloom-bench-", dir=directory) as place:
-        for name in sweep.models:
-            for cell in _of_model(name, sweep, Path(place) / name.replace(" ", "-")):
-                cells.append(cell)
-                report(f"{cell.model}, {cell.tokens:,} tokens", len(cells), total)
+    for name in sweep.models:
+        for cell in _of_model(name, sweep, directory / name.replace(" ", "-")):
+            cells.append(cell)
+            report(f"{cell.model}, {cell.tokens:,} tokens", len(cells), total)
     return Result(tuple(cells))
 
 

@@ -10,6 +10,7 @@ import typer
 
 from kvloom.cli import streams
 from kvloom.cli.failures import guarded
+from kvloom.cli.interrupts import cleaning
 from kvloom.cli.warmup import ensure_compiled
 
 if TYPE_CHECKING:
@@ -212,6 +213,8 @@ def recovery(
     ] = False,
 ) -> int:
     """Computing, restoring and replaying, each measured, beside what the planner picked: disk speed, context, model."""
+    import shutil
+    import tempfile
     from dataclasses import replace
 
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -229,11 +232,13 @@ def recovery(
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=streams.progress(), transient=True, disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task("warming up")
-        result = run_all(
-            sweep,
-            lambda what, done, of: progress.update(task, description=what, completed=done, total=of),
-            directory,
-        )
+        place = Path(tempfile.mkdtemp(prefix="kvloom-bench-", dir=directory))
+        with cleaning(lambda: shutil.rmtree(place, ignore_errors=True)):
+            result = run_all(
+                sweep,
+                lambda what, done, of: progress.update(task, description=what, completed=done, total=of),
+                place,
+            )
     if as_json:
         streams.emit_json(result.to_json())
     else:
