@@ -154,7 +154,7 @@ class Forms:
         form: PayloadForm,
         reads: Sequence[Callable[[memoryview], None]],
     ) -> list[NewObject]:
-        """The parts of the object at ``place`` (row, group, column), to publish; ``reads`` copy their bytes out of its slot.
+        """The parts of the object at ``place`` (row, group, column); ``reads`` copy their bytes out of its slot.
 
         All of them have one grade, so one that has no fp8 form leaves the others without it.
         """
