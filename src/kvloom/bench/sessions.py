@@ -47,6 +47,10 @@ class Shape:
     count: int = 16
     hidden: int = 256
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Row:

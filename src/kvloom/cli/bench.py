@@ -248,6 +248,66 @@ def recovery(
     return 0
 
 
+@bench.command()
+@guarded
+def sessions(
+    family: Annotated[str, typer.Option(help="gpt_oss, gemma3, qwen3_next or deepseek_v4; tiny, random.")] = "gpt_oss",
+    count: Annotated[int, typer.Option(min=2, help="Sessions.")] = 16,
+    tokens: Annotated[int, typer.Option(min=64, help="Prompt of every session.")] = 4096,
+    turns: Annotated[int, typer.Option(min=1, help="Turns that are measured, behind the first one.")] = 2,
+    share: Annotated[str, typer.Option(help="Device caps, as shares of what all sessions need.")] = "0.25,0.125",
+    host: Annotated[float, typer.Option(min=0.01, help="Cap of the host tier, as such a share.")] = 1.5,
+    directory: Annotated[Path | None, typer.Option(help="Where the disk stores lie meanwhile.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+    ] = False,
+) -> int:
+    """Many sessions in turn on a device that holds a part of their state, host memory and disk behind it.
+
+    Exit code: 1 when an answer was not that of the run without a cap, else 0.
+    """
+    import tempfile
+
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from kvloom.bench.sessions import SHAPES, Shape, run_all
+    from kvloom.cli.bench_sessions import sheet
+    from kvloom.errors import InputError
+
+    if family not in SHAPES:
+        raise InputError(f"family {family!r} is not measured here; use one of: {', '.join(SHAPES)}")
+    try:
+        shares = tuple(float(part) for part in share.split(","))
+    except ValueError:
+        shares = ()
+    if not shares or not all(0 < part < 1 for part in shares):
+        raise InputError(f"share {share!r} is no list of shares; write numbers between 0 and 1, such as 0.25,0.125")
+    if directory is not None and not directory.is_dir():
+        raise InputError(f"--directory {directory} is no folder; name one that exists")
+    ensure_compiled()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with (
+        Progress(*columns, console=streams.progress(), transient=True, disable=not sys.stderr.isatty()) as progress,
+        tempfile.TemporaryDirectory(dir=directory, prefix="kvloom-bench-") as place,
+    ):
+        task = progress.add_task("warming up")
+        shape = Shape(family, count, tokens, turns)
+        rows = list(
+            run_all(
+                shape,
+                Path(place),
+                shares,
+                host,
+                lambda what, done, of: progress.update(task, description=what, completed=done, total=of),
+            )
+        )
+    if as_json:
+        streams.emit_json({"shape": shape.to_json(), "rows": [row.to_json() for row in rows]})
+    else:
+        streams.screen().print(sheet(rows))
+    return 0 if all(row.identical for row in rows) else 1
+
+
 def _table(rows: list[Row]) -> Sheet:
     from kvloom.cli.tables import Sheet
     from kvloom.config import format_size
