@@ -13,12 +13,15 @@ from kvloom.cli import streams
 from kvloom.cli.failures import guarded
 from kvloom.cli.warmup import ensure_compiled
 from kvloom.errors import InputError
+from kvloom.transfer.options import Admission
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from kvloom.cli.tables import Sheet
     from kvloom.replay.runs import ReplayOptions, RunReport
+    from kvloom.replay.sizes import DeviceSize
+    from kvloom.replay.tiered import Colder
     from kvloom.replay.trace import Trace
 
 
@@ -43,6 +46,24 @@ def replay(
             "recording: its own).",
         ),
     ] = None,
+    host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SIZE|P%", help="Host tier behind the device, as --device; repeat for more."),
+    ] = None,
+    disk: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SIZE|P%", help="Disk tier behind device and host, as --device; repeat for more."),
+    ] = None,
+    host_speed: Annotated[
+        float | None, typer.Option(metavar="GB_S", help="GB per second read from the host tier (default: 50).")
+    ] = None,
+    disk_speed: Annotated[
+        float | None, typer.Option(metavar="GB_S", help="GB per second read from the disk tier (default: 7).")
+    ] = None,
+    admission: Annotated[
+        Admission | None,
+        typer.Option(help="What goes to the disk: always, or only what was used again (default: always)."),
+    ] = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(help="Eviction policy, or all; repeat for more (default: cost; for a recording its own)."),
@@ -54,7 +75,11 @@ def replay(
         bool, typer.Option("--cache-only", help="Prompts only, as whole blocks: answers are not cached.")
     ] = False,
     prefill_speed: Annotated[
-        float | None, typer.Option(metavar="TOK_S", help="Tokens per second of prefill, to count the seconds saved.")
+        float | None,
+        typer.Option(
+            metavar="TOK_S",
+            help="Tokens per second of prefill, to count the seconds saved (default with --host or --disk: 8000).",
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
@@ -71,12 +96,12 @@ def replay(
     from kvloom.replay.readers import read_input
     from kvloom.replay.recording import Recording
     from kvloom.replay.runs import ReplayOptions, choose_policies
-    from kvloom.replay.sizes import DeviceSize
     from kvloom.spec.presets import PRESETS
 
     if prefill_speed is not None and not 0 < prefill_speed < float("inf"):
         raise InputError(f"prefill speed {prefill_speed} is not above 0; write tokens per second, such as 8000")
-    devices = tuple(DeviceSize.parse(part) for text in device or () for part in text.split(","))
+    devices = _sizes(device, "device")
+    colder = _colder(_sizes(host, "host"), _sizes(disk, "disk"), host_speed, disk_speed, admission)
     policies = choose_policies(policy or ())
     if html is not None:
         _check_html(html)
@@ -89,9 +114,7 @@ def replay(
 
         if len(recordings) < len(inputs):
             raise InputError(f"{recordings[0].path} is a recording and others are traces; replay them apart")
-        for given, option in ((model, "--model"), (block, "--block"), (cache_only or None, "--cache-only")):
-            if given is not None:
-                raise InputError(f"{option} is for traces, but {recordings[0].path} is a recording; leave {option} out")
+        _only_for_traces(recordings[0].path, model, block, colder, cache_only=cache_only)
         return replay_recordings(recordings, devices, policies, prefill_speed, html, as_json=as_json)
     for missing, option in ((model is None, "--model PRESET"), (not devices, "--device SIZE")):
         if missing:
@@ -104,6 +127,7 @@ def replay(
         block=block,
         cache_only=cache_only,
         prefill_speed=prefill_speed,
+        colder=colder,
     )
     reports = _run([one for one in inputs if not isinstance(one, Recording)], options)
     if html is not None:
@@ -115,6 +139,52 @@ def replay(
     else:
         _print(reports, html)
     return 0
+
+
+def _only_for_traces(path: Path, model: str | None, block: int | None, colder: Colder, *, cache_only: bool) -> None:
+    """Raise InputError for what does not go with the recording at ``path``."""
+    if colder.sets():
+        raise InputError(
+            f"{path} is a recording: it holds what was asked of one device, not what a host or disk tier was given; "
+            "replay it without --host and --disk, or a trace with them"
+        )
+    for given, option in ((model, "--model"), (block, "--block"), (cache_only or None, "--cache-only")):
+        if given is not None:
+            raise InputError(f"{option} is for traces, but {path} is a recording; leave {option} out")
+
+
+def _sizes(given: list[str] | None, tier: str) -> tuple[DeviceSize, ...]:
+    from kvloom.replay.sizes import DeviceSize
+
+    return tuple(DeviceSize.parse(part, tier) for text in given or () for part in text.split(","))
+
+
+def _colder(
+    hosts: tuple[DeviceSize, ...],
+    disks: tuple[DeviceSize, ...],
+    host_speed: float | None,
+    disk_speed: float | None,
+    admission: Admission | None,
+) -> Colder:
+    """Tiers and speeds; raises InputError for what belongs to a tier that is not there, ConfigError for no speed."""
+    from kvloom.replay.tiered import Colder
+    from kvloom.replay.virtual import DISK, HOST
+    from kvloom.replay.virtual.medium import checked_speed
+
+    for given, option, tier, sizes in (
+        (host_speed, "--host-speed", "--host", hosts),
+        (disk_speed, "--disk-speed", "--disk", disks),
+        (admission, "--admission", "--disk", disks),
+    ):
+        if given is not None and not sizes:
+            raise InputError(f"{option} is about a tier that is not there; add {tier} SIZE, or leave {option} out")
+    return Colder(
+        hosts,
+        disks,
+        HOST.speed if host_speed is None else checked_speed(host_speed, "--host-speed"),
+        DISK.speed if disk_speed is None else checked_speed(disk_speed, "--disk-speed"),
+        Admission.ALWAYS if admission is None else admission,
+    )
 
 
 def write_html(path: Path, text: str) -> None:
@@ -175,12 +245,11 @@ def _run(traces: list[Trace], options: ReplayOptions) -> list[RunReport]:
         for device in options.devices:
             require_books(spec, device.device_bytes(spec, trace.unique, unit), device.asked)
     ensure_compiled()
-    runs = len(options.devices) * len(options.policies)
     reports: list[RunReport] = []
     with progress_bar() as progress:
-        task = progress.add_task("reading", total=runs * sum(len(trace) for trace in traces))
+        task = progress.add_task("reading", total=options.runs * sum(len(trace) for trace in traces))
         for trace in traces:
-            before = sum(len(report.trace) for report in reports)
+            before = options.runs * sum(len(each) for each in traces[: traces.index(trace)])
             ended = -1
 
             def say(what: str, done: int, before: int = before, size: int = len(trace)) -> None:
@@ -211,6 +280,10 @@ def _print(reports: list[RunReport], html: Path | None) -> None:
         )
         console.print(_rates(of_trace), "", sep="\n")
         console.print(_kinds(of_trace), "", sep="\n")
+        if any(report.tiered for report in of_trace):
+            from kvloom.cli.replay_tiers import print_tiers
+
+            print_tiers(console, of_trace)
         passed = sum(report.outcome.passed_through for report in of_trace)
         if passed:
             console.print(f"{passed:,} requests were larger than the tier and passed through.\n")
@@ -228,7 +301,7 @@ def _rates(reports: list[RunReport]) -> Sheet:
     )
     for report in reports:
         sheet.add(
-            report.device.asked,
+            report.short_label,
             report.policy,
             format_size(report.device_bytes),
             f"{report.block_hit_rate:.2%}",
@@ -249,5 +322,5 @@ def _kinds(reports: list[RunReport]) -> Sheet:
     for report in reports:
         for kind, s in sorted(report.outcome.stats.kinds.items()):
             counts = [f"{n:,}" for n in (s.hits, s.misses, s.evictions)]
-            sheet.add(report.device.asked, report.policy, kind.name.lower(), *counts, format_size(s.bytes))
+            sheet.add(report.short_label, report.policy, kind.name.lower(), *counts, format_size(s.bytes))
     return sheet

@@ -29,13 +29,13 @@ _WORDS = {
 
 def by_size(reports: list[RunReport]) -> str:
     """Block hit rate by size: policies, the optimum, no limit."""
-    figure = _figure()
+    figure = new_figure()
     runs = sorted(reports, key=lambda r: r.device_bytes)
     sizes = list({r.device_label: r for r in runs}.values())
     labels = [r.device_label for r in sizes]
     for n, policy in enumerate(dict.fromkeys(r.policy for r in runs)):
         rates = {r.device_label: r.block_hit_rate for r in runs if r.policy == policy}
-        figure.add_bar(x=labels, y=[rates.get(label) for label in labels], name=policy, marker_color=_colour(n))
+        figure.add_bar(x=labels, y=[rates.get(label) for label in labels], name=policy, marker_color=colour(n))
     marks = {"mode": "markers", "x": labels}
     best = [r.optimum_block_hit_rate for r in sizes]
     figure.add_scatter(
@@ -47,26 +47,26 @@ def by_size(reports: list[RunReport]) -> str:
     figure.add_hline(y=runs[0].unlimited_block_hit_rate, line_dash="dot", line_color=_UNLIMITED)
     figure.update_yaxes(tickformat=".0%", rangemode="tozero", title="block hits")
     figure.update_xaxes(type="category", title="device tier; dotted: no limit")
-    return _html(figure)
+    return as_html(figure)
 
 
 def reasons(runs: Sequence[tuple[str, Ended, int]]) -> str:
     """Why lookups ended: one bar per run (label, what ended its lookups, requests), coloured by reason and kind."""
-    figure = _figure(barmode="stack")
+    figure = new_figure(barmode="stack")
     labels = [label for label, _, _ in runs]
     keys = sorted({key for _, ended, _ in runs for key in ended}, key=str)
     for n, (reason, kind) in enumerate(keys):
         name = _WORDS.get(reason, reason) if kind is None else f"{kind}: {_WORDS.get(reason, reason)}"
         shares = [ended[(reason, kind)] / max(1, requests) for _, ended, requests in runs]
-        figure.add_bar(y=labels, x=shares, name=name, orientation="h", marker_color=_colour(n))
+        figure.add_bar(y=labels, x=shares, name=name, orientation="h", marker_color=colour(n))
     figure.update_xaxes(tickformat=".0%", title="requests")
     figure.update_yaxes(type="category")
-    return _html(figure)
+    return as_html(figure)
 
 
 def over_time(reports: list[RunReport]) -> str:
     """Block hit rate in a sliding window of requests: every run, the optimum of the largest size, no limit."""
-    figure = _figure(height=340)
+    figure = new_figure(height=340)
     trace = reports[0].trace
     window = max(1, len(trace) // 50)
     at = np.unique(np.linspace(0, len(trace) - 1, min(MOST_POINTS, len(trace))).astype(np.int64))
@@ -80,20 +80,20 @@ def over_time(reports: list[RunReport]) -> str:
     line(largest.unlimited_hits, "no limit", color=_UNLIMITED, dash="dot")
     line(largest.optimum_hits, f"optimum, {largest.device_label}", color=_OPTIMUM, width=1.2)
     for n, report in enumerate(reports):
-        line(report.outcome.block_hits, label(report, reports), color=_colour(n), width=1.6)
+        line(report.outcome.block_hits, label(report, reports), color=colour(n), width=1.6)
     figure.update_yaxes(tickformat=".0%", rangemode="tozero", title="block hits")
     figure.update_xaxes(title=f"request (window of {window:,})")
-    return _html(figure)
+    return as_html(figure)
 
 
 def fill(samples: Sequence[Sample]) -> str:
     """Bytes of committed objects by kind over the trace, with the evictions so far."""
-    figure = _figure()
+    figure = new_figure()
     at = [s.requests for s in samples]
     for n, kind in enumerate(sorted(samples[-1].bytes_of) if samples else ()):
         gib = [s.bytes_of[kind] / 2**30 for s in samples]
         figure.add_scatter(
-            x=at, y=gib, name=kind.name.lower(), stackgroup="bytes", line={"color": _colour(n), "width": 1}
+            x=at, y=gib, name=kind.name.lower(), stackgroup="bytes", line={"color": colour(n), "width": 1}
         )
     figure.add_scatter(
         x=at,
@@ -114,12 +114,12 @@ def fill(samples: Sequence[Sample]) -> str:
         },
     )
     figure.update_xaxes(title="request")
-    return _html(figure)
+    return as_html(figure)
 
 
 def lengths(report: RunReport) -> str:
     """Prompt length against the share of it that was reused."""
-    figure = _figure()
+    figure = new_figure()
     inputs, reused = report.trace.inputs, report.outcome.reused
     every = max(1, len(inputs) // MOST_DOTS)
     x, y = inputs[::every], (reused / inputs)[::every]
@@ -133,7 +133,7 @@ def lengths(report: RunReport) -> str:
     )
     figure.update_xaxes(type="log", title="prompt tokens")
     figure.update_yaxes(tickformat=".0%", title="reused", range=[-0.02, 1.02])
-    return _html(figure)
+    return as_html(figure)
 
 
 def _windowed(hits: IntArray, of: IntArray, window: int) -> npt.NDArray[np.float64]:
@@ -155,11 +155,13 @@ def label(report: RunReport, reports: list[RunReport]) -> str:
     return f"{report.device_label}, {report.policy}" if several else report.device_label
 
 
-def _colour(n: int) -> str:
+def colour(n: int) -> str:
+    """Of the n-th series."""
     return _COLOURS[n % len(_COLOURS)]
 
 
-def _figure(*, height: int = 320, barmode: str = "group") -> go.Figure:
+def new_figure(*, height: int = 320, barmode: str = "group") -> go.Figure:
+    """An empty figure in the style of the report."""
     return go.Figure(
         layout={
             "template": "plotly_white",
@@ -173,7 +175,8 @@ def _figure(*, height: int = 320, barmode: str = "group") -> go.Figure:
     )
 
 
-def _html(figure: go.Figure) -> str:
+def as_html(figure: go.Figure) -> str:
+    """A figure as a piece of HTML."""
     text: str = figure.to_html(
         full_html=False, include_plotlyjs=False, config={"displayModeBar": False, "responsive": True}
     )

@@ -79,6 +79,7 @@ def page(names: Sequence[str], heading: str, what: str, sections: Sequence[str])
 
 def _section(reports: list[RunReport]) -> str:
     from kvloom.replay import charts
+    from kvloom.replay.tier_charts import tier_charts, tier_tables
 
     trace = reports[0].trace
     best = max(reports, key=lambda report: report.block_hit_rate)
@@ -115,8 +116,9 @@ def _section(reports: list[RunReport]) -> str:
             wide=False,
         ),
     ]
-    parts += ["</div>", '<div class="tables">', _runs_table(reports)]
-    parts += [kinds_table([(r.device.asked, r.policy, r.outcome.stats) for r in reports]), "</div>"]
+    parts += tier_charts(reports)
+    parts += ["</div>", '<div class="tables">', _runs_table(reports), *tier_tables(reports)]
+    parts += [kinds_table([(r.short_label, r.policy, r.outcome.stats) for r in reports]), "</div>"]
     return "\n".join(parts)
 
 
@@ -181,7 +183,7 @@ def _runs_table(reports: list[RunReport]) -> str:
     head = ("device", "policy", "bytes", "block hits", "token hits", "optimum", "no limit", "passed through", "run")
     rows = [
         (
-            r.device.asked,
+            r.short_label,
             r.policy,
             format_size(r.device_bytes),
             f"{r.block_hit_rate:.2%}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -20,6 +20,7 @@ from kvloom.replay.optimum import next_uses, optimum
 from kvloom.replay.simulate import Ended, Outcome, simulate
 from kvloom.replay.sizes import DeviceSize, least_block_bytes, trace_block_bytes
 from kvloom.replay.streams import Streams
+from kvloom.replay.tiered import PREFILL_SPEED, Colder, Sized, Tiered, put_behind
 from kvloom.replay.trace import Trace
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.spec.presets import resolve
@@ -42,6 +43,7 @@ class RunReport:
         outcome: what the manager did.
         optimum_hits, unlimited_hits: block hits of the offline optimum, and of a cache without limits, int64
             [requests].
+        tiered: colder tiers, or None; the optimum has their room, too.
     """
 
     trace: Trace
@@ -56,12 +58,19 @@ class RunReport:
     outcome: Outcome
     optimum_hits: IntArray
     unlimited_hits: IntArray
+    tiered: Tiered | None = None
 
     @property
     def device_label(self) -> str:
-        """What was asked for; a share with its bytes."""
+        """What was asked for; a share with its bytes, and colder tiers."""
         asked = self.device.asked
-        return asked if self.device.share is None else f"{asked} ({format_size(self.device_bytes)})"
+        label = asked if self.device.share is None else f"{asked} ({format_size(self.device_bytes)})"
+        return label if self.tiered is None else f"{label} + {self.tiered.label}"
+
+    @property
+    def short_label(self) -> str:
+        """What was asked for, of all tiers."""
+        return self.device.asked if self.tiered is None else f"{self.device.asked} + {self.tiered.label}"
 
     @property
     def block_hit_rate(self) -> float:
@@ -135,6 +144,7 @@ class RunReport:
             "saved_prefill_seconds": self.saved_seconds,
             "seconds": o.seconds,
             "manager_seconds": o.manager_seconds,
+            **({} if self.tiered is None else {"tiers": self.tiered.to_json()}),
         }
 
 
@@ -181,7 +191,10 @@ def block_tokens(trace: Trace, hits: IntArray) -> IntArray:
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """What to run.  ``block``: tokens per block of ratio-1 groups; None takes the block of each trace."""
+    """What to run.  ``block``: tokens per block of ratio-1 groups; None takes the block of each trace.
+
+    With ``colder`` tiers, every set of them is tried, and the device alone for comparison.
+    """
 
     model: str
     devices: tuple[DeviceSize, ...]
@@ -189,6 +202,13 @@ class ReplayOptions:
     block: int | None = None
     cache_only: bool = False
     prefill_speed: float | None = None
+    colder: Colder = field(default_factory=Colder)
+
+    @property
+    def runs(self) -> int:
+        """Runs of one trace."""
+        sets = len(self.colder.sets())
+        return len(self.devices) * len(self.policies) * (1 + sets)
 
 
 def choose_policies(names: Sequence[str]) -> tuple[str, ...]:
@@ -219,33 +239,67 @@ def replay(trace: Trace, options: ReplayOptions, say: Say = lambda _what, _done:
     uses = next_uses(trace, streams.answered_blocks())
     unlimited = optimum(uses, trace.blocks.size + trace.unique)
     unit, least = trace_block_bytes(spec, trace.block), least_block_bytes(spec, trace.block)
+    sets = [tuple(_sized(tier, spec, trace, unit) for tier in tiers) for tiers in options.colder.sets()]
+    best: dict[int, IntArray] = {}
     reports = []
     for device in options.devices:
-        n_bytes, n_blocks = device.device_bytes(spec, trace.unique, unit), device.blocks(trace.unique, unit)
-        # An upper bound for hybrid models: as if windows and snapshots took no room.
-        most_blocks = n_bytes // least if least else trace.unique
-        best = optimum(uses, most_blocks)
+        n_bytes = device.device_bytes(spec, trace.unique, unit)
         for policy in options.policies:
             what = f"{trace.name}, {device.asked}, {policy}"
             say(what, 0)
-            outcome = simulate(streams, spec, n_bytes, policy=policy, progress=partial(say, what))
-            reports.append(
-                RunReport(
-                    trace,
-                    spec,
-                    device,
-                    n_bytes,
-                    n_blocks,
-                    most_blocks,
-                    policy,
-                    options.cache_only,
-                    options.prefill_speed,
-                    outcome,
-                    best,
-                    unlimited,
+            alone = simulate(streams, spec, n_bytes, policy=policy, progress=partial(say, what))
+            for tiers in sets or [()]:
+                tiered = _behind(streams, spec, n_bytes, policy, tiers, alone, options, say, what) if tiers else None
+                # An upper bound for hybrid models: as if windows and snapshots took no room.
+                room = n_bytes + sum(tier.n_bytes for tier in tiers)
+                most_blocks = room // least if least else trace.unique
+                if most_blocks not in best:
+                    best[most_blocks] = optimum(uses, most_blocks)
+                reports.append(
+                    RunReport(
+                        trace,
+                        spec,
+                        device,
+                        n_bytes,
+                        device.blocks(trace.unique, unit),
+                        most_blocks,
+                        policy,
+                        options.cache_only,
+                        options.prefill_speed or (tiered.prefill_speed if tiered is not None else None),
+                        alone if tiered is None else tiered.outcome,
+                        best[most_blocks],
+                        unlimited,
+                        tiered,
+                    )
                 )
-            )
     return reports
+
+
+def _behind(  # noqa: PLR0917
+    streams: Streams,
+    spec: ModelSpec,
+    n_bytes: int,
+    policy: str,
+    tiers: tuple[Sized, ...],
+    alone: Outcome,
+    options: ReplayOptions,
+    say: Say,
+    what: str,
+) -> Tiered:
+    """The run of ``alone`` with tiers behind the device."""
+    what = ", ".join([what, *(f"{tier.medium.name} {tier.label}" for tier in tiers)])
+    say(what, 0)
+    speed, admission = options.prefill_speed or PREFILL_SPEED, options.colder.admission
+    make = partial(put_behind, tiers=tiers, prefill_speed=speed, admission=admission)
+    outcome = simulate(streams, spec, n_bytes, policy=policy, progress=partial(say, what), behind=make)
+    return Tiered(streams.trace, tiers, admission, speed, outcome, alone)
+
+
+def _sized(tier: Sized, spec: ModelSpec, trace: Trace, unit: int) -> Sized:
+    """A tier with its bytes; ConfigError for too few."""
+    sized = replace(tier, n_bytes=tier.size.device_bytes(spec, trace.unique, unit))
+    sized.require()
+    return sized
 
 
 def by_trace(reports: Sequence[RunReport]) -> list[list[RunReport]]:

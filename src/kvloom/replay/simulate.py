@@ -15,6 +15,7 @@ from kvloom.manager.manager import Manager
 from kvloom.manager.sequence import CachedSequence
 from kvloom.manager.stats import Stats
 from kvloom.plan import Explanation
+from kvloom.replay.behind import Behind, Passage
 from kvloom.replay.streams import Streams
 from kvloom.replay.trace import Trace
 from kvloom.spec.model_spec import ModelSpec
@@ -27,6 +28,8 @@ Progress = Callable[[int], None]
 """Told how many requests are done."""
 Ended = Counter[tuple[str, str | None]]
 """Lookups by reason and kind; the kind is None where no object was at fault."""
+MakeBehind = Callable[[Manager], Behind]
+"""Puts colder tiers behind the manager of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Outcome:
         stats: counters of the manager at the end.
         samples: the tier at regular times.
         seconds, manager_seconds: wall time of the run, and of the manager's calls in it.
+        behind: the colder tiers at the end, or None.
     """
 
     block_hits: IntArray
@@ -64,6 +68,7 @@ class Outcome:
     samples: tuple[Sample, ...]
     seconds: float
     manager_seconds: float
+    behind: Behind | None = None
 
 
 def simulate(
@@ -74,17 +79,19 @@ def simulate(
     policy: str = "cost",
     progress: Progress = lambda _: None,
     clock: Callable[[], float] = perf_counter,
+    behind: MakeBehind | None = None,
 ) -> Outcome:
     """Replay a trace; with or without answers as ``streams`` was made.
 
-    Service is infinitely fast: a request is over before the next one arrives.
+    A request is over, and what it stores is stored, before the next one arrives.  ``behind`` puts colder tiers behind
+    the device.
 
     Raises:
         CapacityError: the tier cannot hold even the smallest request.
         ConfigError: unknown policy.
     """
     started = clock()
-    run = _Run(streams, spec, device_bytes, policy, clock)
+    run = _Run(streams, spec, device_bytes, policy, clock, behind)
     trace = streams.trace
     every = max(1, len(trace) // SAMPLES)
     samples: list[Sample] = []
@@ -104,6 +111,7 @@ def simulate(
         tuple(samples),
         clock() - started,
         run.manager_seconds,
+        run.behind,
     )
 
 
@@ -127,11 +135,18 @@ class _Run:
     """A manager and what it has done so far."""
 
     def __init__(
-        self, streams: Streams, spec: ModelSpec, device_bytes: int, policy: str, clock: Callable[[], float]
+        self,
+        streams: Streams,
+        spec: ModelSpec,
+        device_bytes: int,
+        policy: str,
+        clock: Callable[[], float],
+        behind: MakeBehind | None,
     ) -> None:
         # Synthetic ids go through all of int32, and traces may hold longer prompts than the model's.
         self.spec = replace(spec, max_positions=0, vocab_size=0)
         self.manager = Manager(self.spec, [Device(device_bytes)], policy=policy, max_sequences=1)
+        self.behind = None if behind is None else behind(self.manager)
         self.streams = streams
         self.trace: Trace = streams.trace
         self.clock = clock
@@ -160,20 +175,27 @@ class _Run:
 
     def _prompt_only(self, i: int, tokens: Int32Array) -> None:
         block, depth = self.trace.block, int(self.trace.starts[i + 1] - self.trace.starts[i])
+        passage, prompt = self._restore(tokens), int(self.trace.inputs[i])
         sequence = self._open(tokens)
         if sequence is None:
             self.passed_through += 1
             most = min(depth, self._largest(tokens))
+            passage = self._restore(tokens[: most * block + 1]) if most else passage
             sequence = self._open(tokens[: most * block + 1]) if most else None
             if sequence is None:
+                self._refused(prompt)
                 return
             tokens = tokens[: most * block + 1]
         hits = sequence.reused // block
         self.block_hits[i] = hits
         full = (depth - 1) * block + self._last_block(i)
         self.reused[i] = hits * block if hits < depth else max(0, full)
+        self._opened(passage, sequence, prompt, int(self.reused[i]))
         note(sequence.explanation, self.ended, self.faults)
         self._grow(sequence, tokens[:-1])
+        if self.behind is not None:
+            self.behind.keep(sequence)
+            self.behind.note_use(tokens)
         sequence.close()
 
     def _last_block(self, i: int) -> int:
@@ -183,11 +205,14 @@ class _Run:
     def _whole_request(self, i: int, tokens: Int32Array) -> None:
         prompt = int(self.trace.inputs[i])
         depth = int(self.trace.starts[i + 1] - self.trace.starts[i])
+        passage = self._restore(tokens[:prompt])
         sequence = self._open(tokens[:prompt])
         if sequence is None:
             self.passed_through += 1
+            self._refused(prompt)
             return
         self.reused[i] = sequence.reused
+        self._opened(passage, sequence, prompt, sequence.reused)
         self.block_hits[i] = depth if sequence.reused >= prompt - 1 else min(depth, sequence.reused // self.trace.block)
         note(sequence.explanation, self.ended, self.faults)
         # As sessions do: the state just before the last prompt token, and the end of the answer, stay resumable.
@@ -198,6 +223,8 @@ class _Run:
         except CapacityError:
             self.cut_short += 1
         self._keep(sequence)
+        if self.behind is not None:
+            self.behind.note_use(sequence.tokens)
         sequence.close()
 
     # ---------------------------------------------------------------- parts
@@ -225,6 +252,19 @@ class _Run:
     def _keep(self, sequence: CachedSequence) -> None:
         if sequence.length:
             self.manager.complete(sequence.checkpoint())
+            if self.behind is not None:
+                self.behind.keep(sequence)
+
+    def _restore(self, prompt: Int32Array) -> Passage | None:
+        return None if self.behind is None else self.behind.restore(prompt)
+
+    def _opened(self, passage: Passage | None, sequence: CachedSequence, prompt: int, reused: int) -> None:
+        if self.behind is not None and passage is not None:
+            self.behind.opened(passage, sequence, prompt, reused)
+
+    def _refused(self, prompt: int) -> None:
+        if self.behind is not None:
+            self.behind.refused(prompt)
 
     def _largest(self, tokens: Int32Array) -> int:
         """Blocks of the longest prompt, with one token behind it, that fits into the empty tier."""

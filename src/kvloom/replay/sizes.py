@@ -1,4 +1,4 @@
-"""Sizes of the device tier: bytes, or a share of the unique blocks of a trace."""
+"""Sizes of tiers: bytes, or a share of the unique blocks of a trace."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from kvloom.types import Kind
 
 @dataclass(frozen=True, slots=True)
 class DeviceSize:
-    """What ``--device`` asked for: exactly one of ``share`` (of the unique blocks, in percent) and ``size`` (bytes)."""
+    """What ``--device``, ``--host`` or ``--disk`` asked for: a share of the unique blocks, or bytes.
+
+    Exactly one of ``share`` (in percent) and ``size`` is given.
+    """
 
     asked: str
     share: float | None = None
     size: int | None = None
 
     @classmethod
-    def parse(cls, text: str) -> DeviceSize:
-        """``"10%"``, or a size such as ``"40GiB"``; raises ConfigError."""
+    def parse(cls, text: str, tier: str = "device") -> DeviceSize:
+        """``"10%"``, or a size such as ``"40GiB"``; raises ConfigError, which names the ``tier``."""
         asked = text.strip()
         if not asked.endswith("%"):
             return cls(asked, size=parse_size(asked))
@@ -30,7 +33,7 @@ class DeviceSize:
         except ValueError:
             share = 0.0
         if not 0 < share <= 1000:
-            raise ConfigError(f"device {text!r} is not a share; write a percentage above 0 such as 10%, or a size")
+            raise ConfigError(f"{tier} {text!r} is not a share; write a percentage above 0 such as 10%, or a size")
         return cls(asked, share=share)
 
     def blocks(self, unique: int, block_bytes: int) -> int:
@@ -41,7 +44,7 @@ class DeviceSize:
         return self.size // block_bytes
 
     def device_bytes(self, spec: ModelSpec, unique: int, block_bytes: int) -> int:
-        """Bytes of the device tier; a share is rounded up to whole pages."""
+        """Bytes of the tier; a share is rounded up to whole pages."""
         if self.size is not None:
             return self.size
         return round_up(self.blocks(unique, block_bytes) * block_bytes, spec_page(spec).page_bytes)

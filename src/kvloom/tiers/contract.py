@@ -6,7 +6,7 @@ A tier keeps prefix units under digests and brings their objects back, verified.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -77,7 +77,7 @@ class Tier(Protocol):
 class HandsOn(Tier, Protocol):
     """A tier whose units can be moved on to the next one before it evicts them.  Thread-safe, too."""
 
-    def coldest(self, n_bytes: int) -> Sequence[tuple[bytes, bytes]]:
+    def coldest(self, n_bytes: int) -> Iterable[tuple[bytes, bytes]]:
         """(layout, digest) of the units that would go next to free this many bytes, first the one that goes first."""
 
     def hits(self, layout: bytes, digest: bytes) -> float:

@@ -27,7 +27,7 @@ from kvloom.transfer.arriving import Arrival, Ended, Timeline
 from kvloom.transfer.cooling import Cooling, Rewrites
 from kvloom.transfer.demotion import Demotion
 from kvloom.transfer.forms import Forms
-from kvloom.transfer.lanes import Job, Urgency
+from kvloom.transfer.lanes import Job, Lane, Urgency
 from kvloom.transfer.link import Link
 from kvloom.transfer.loading import Load
 from kvloom.transfer.memory import SlotMemory
@@ -63,6 +63,7 @@ class Hierarchy:
         memory: of the device arena.
         tiers: cold tiers, nearest first; ``close`` closes them.
         clock: monotonic seconds.
+        lane: what moves bytes: threads, or ``Inline``, which does everything at once.
     """
 
     def __init__(
@@ -72,11 +73,12 @@ class Hierarchy:
         tiers: Sequence[Tier],
         options: TransferOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
+        lane: type[Lane] = Lane,
     ) -> None:
         self.manager = self._manager = manager
         self._memory, self._clock = memory, clock
         self.options = options or TransferOptions()
-        self.links = [Link(tier, memory, manager.spec, manager.geometry, self.options, clock) for tier in tiers]
+        self.links = [Link(tier, memory, manager.spec, manager.geometry, self.options, clock, lane) for tier in tiers]
         self.stats = TransferStats({link.tier.name: link.stats for link in self.links})
         self.cooling: list[Cooling] = []
         self._after = [self._housekeeping(number) for number in range(len(self.links))]

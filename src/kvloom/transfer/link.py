@@ -43,6 +43,7 @@ class Link:
         geometry: ArenaGeometry,
         options: TransferOptions,
         clock: Callable[[], float] = time.monotonic,
+        lane: type[Lane] = Lane,
     ) -> None:
         self.tier, self.stats = tier, TierStats()
         self._memory, self._spec, self._geometry = memory, spec, geometry
@@ -51,10 +52,10 @@ class Link:
         self._slot_bytes = np.array([group.slot_bytes for group in spec.groups], dtype=np.int64)
         self._snapshots = np.array([group.is_snapshot for group in spec.groups], dtype=np.bool_)
         self.forms = Forms(tier.name, spec.groups, options.cold_form if tier.durable else ColdForm.NONE, self.parts)
-        self.reading = Lane(
+        self.reading = lane(
             f"kvloom-load-{tier.name}", {Urgency.LOAD: 64, Urgency.PREFETCH: options.most_prefetches}, clock
         )
-        self.writing = Lane(
+        self.writing = lane(
             f"kvloom-store-{tier.name}", {Urgency.STORE: options.most_stores, Urgency.DEMOTE: 64}, clock
         )
 

@@ -1,0 +1,291 @@
+"""``VirtualTier``: a cold tier that knows everything about its objects but their bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from kvloom.errors import InputError
+from kvloom.replay.virtual.books import Books, Node
+from kvloom.replay.virtual.clock import VirtualClock
+from kvloom.replay.virtual.medium import Medium
+from kvloom.replay.virtual.order import going
+from kvloom.replay.virtual.publishing import Publisher
+from kvloom.tiers.contract import Usage
+from kvloom.tiers.values import (
+    MOST_TAILS,
+    OBJECT,
+    Digests,
+    Fill,
+    Found,
+    Need,
+    NewObject,
+    Outcome,
+    Places,
+    Published,
+    ReadResult,
+    Result,
+    Unit,
+    check_digests,
+    check_layout,
+    no_places,
+)
+from kvloom.types import Grade, IntArray, PayloadForm
+
+PLACE = np.dtype([*OBJECT.descr, ("row", "<i8"), ("generation", "<u4")])
+_FIELDS = [name for name, *_ in OBJECT.descr]
+
+
+def _nothing(_into: memoryview) -> None:
+    """The payload of what has none."""
+
+
+class VirtualTier:
+    """See ``Tier`` and ``HandsOn``, whose promises it keeps but for the bytes: a read writes nothing.
+
+    Belongs to one thread.  What it holds takes memory, what it could hold does not.
+
+    Args:
+        medium: how it counts bytes, and what goes first.
+        capacity: bytes.
+        clock: goes on by what reads take.
+        speed: bytes read per second; that of the medium by default.
+
+    Attributes:
+        written: bytes published, with headers and padding.
+        payload: bytes of objects published, by group.
+        read_bytes: bytes of objects that were read.
+        units_evicted, objects_evicted: what went to make room.
+        ever: digests of all nodes that were ever held.
+    """
+
+    def __init__(self, medium: Medium, capacity: int, clock: VirtualClock, speed: float | None = None) -> None:
+        self.medium, self.capacity = medium, capacity
+        self.speed, self._clock = speed or medium.speed, clock
+        self.written = self.read_bytes = self.units_evicted = self.objects_evicted = 0
+        self.payload: Counter[int] = Counter()
+        self.ever: set[bytes] = set()
+        self.in_use = 0
+        self.books, self.order = Books(), going(medium.order)
+        self._publisher = Publisher(self)
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """That of the medium."""
+        return self.medium.name
+
+    @property
+    def durable(self) -> bool:
+        """As the medium."""
+        return self.medium.durable
+
+    def read_s(self, n_bytes: int) -> float:
+        """Seconds that one read takes."""
+        return self.medium.latency_s + n_bytes / self.speed
+
+    # ---------------------------------------------------------------- the contract
+
+    def lookup(self, layout: bytes, digests: Digests, *, root: bytes | None = None) -> Found:
+        """See ``Tier.lookup``."""
+        check_layout(layout)
+        check_digests(digests)
+        nodes: list[Node | None] = [None] * len(digests)
+        if not self._closed:
+            nodes = self.books.known(layout, digests)
+        known = np.array([node is not None for node in nodes], np.bool_)
+        boundary = np.array([node is not None and node.unit is not None for node in nodes], np.bool_)
+        rows, at = self.books.gather(nodes)
+        places = no_places(layout, PLACE)
+        if len(rows):
+            about, entries = self.books.rows[rows], np.empty(len(rows), PLACE)
+            for name in (*_FIELDS, "generation"):
+                entries[name] = about[name]
+            entries["row"] = rows
+            places = Places(layout, digests[at], entries, at)
+        return Found(known, boundary, places, self._tails(layout, nodes, root))
+
+    def _tails(self, layout: bytes, nodes: list[Node | None], root: bytes | None) -> npt.NDArray[np.int32]:
+        deepest = max((i for i, node in enumerate(nodes) if node is not None), default=-1)
+        parent = nodes[deepest] if deepest >= 0 else self.books.roots.get((layout, root or b""))
+        found: dict[int, None] = {}
+        if parent is not None and not self._closed:
+            below = parent.tokens if parent.depth >= 0 else 1 << 31
+            for child in reversed(parent.children.values()):
+                if len(found) == MOST_TAILS:
+                    break
+                if child.unit is not None and child.tokens < below:
+                    found[child.tokens] = None
+        return np.array([(deepest, tokens) for tokens in found], np.int32).reshape(-1, 2)
+
+    def read(
+        self,
+        places: Places,
+        into: npt.NDArray[np.uint8],
+        offsets: IntArray,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> ReadResult:
+        """See ``Tier.read``; takes its time, and leaves ``into`` as it is."""
+        lengths = places.entries["length"].astype(np.int64)
+        ends = offsets + lengths
+        if len(ends) and (int(offsets.min()) < 0 or int(ends.max()) > len(into)):
+            raise InputError("the objects do not fit at the offsets that they are to be read to")
+        if not len(places):
+            return ReadResult(np.empty(0, np.uint8), 0, 0)
+        if stop():
+            return ReadResult(np.full(len(places), Result.STOPPED, np.uint8), 0, 0)
+        about = self.books.rows[places.entries["row"]]
+        there = (about["generation"] == places.entries["generation"]) & (not self._closed)
+        size = int(lengths[there].sum())
+        self.read_bytes += size
+        self._clock.advance(self.read_s(size))
+        return ReadResult(np.where(there, Result.OK, Result.MISSING).astype(np.uint8), size, 1)
+
+    def publish(self, unit: Unit) -> Published:
+        """See ``Tier.publish``; payloads are not asked for."""
+        if self._closed:
+            return Published(Outcome.UNAVAILABLE, reason="the tier is closed")
+        return self._publisher.publish(unit)
+
+    def touch(self, layout: bytes, digest: bytes) -> None:
+        """See ``Tier.touch``."""
+        node = self._unit_at(layout, digest)
+        if node is not None:
+            self.use(node)
+
+    def clear(self, layout: bytes | None = None, root: bytes | None = None) -> int:
+        """See ``Tier.clear``."""
+        everything = layout is None or root is None
+        gone = [
+            node
+            for node in self.books.nodes.values()
+            if node.unit is not None and (everything or (node.layout, _root_of(node).digest) == (layout, root))
+        ]
+        for node in gone:
+            self.drop_unit(node)
+        return len(gone)
+
+    def usage(self) -> Usage:
+        """See ``Tier.usage``."""
+        return Usage(self.in_use, self.capacity, self.books.objects, self.books.units)
+
+    def close(self) -> None:
+        """See ``Tier.close``."""
+        self._closed = True
+
+    # ---------------------------------------------------------------- moving on
+
+    def coldest(self, n_bytes: int) -> Iterator[tuple[bytes, bytes]]:
+        """See ``HandsOn.coldest``; worked out as it is asked for, while nothing else may change."""
+        refs: Counter[int] = Counter()
+        for node in self.order.in_order():
+            if n_bytes <= 0:
+                return
+            yield node.layout, node.digest
+            rows, _, _ = self.books.needed_by(node)
+            refs.update(rows.tolist())
+            about = self.books.rows[rows]
+            last = [refs[row] == int(needed) for row, needed in zip(rows.tolist(), about["refs"], strict=True)]
+            n_bytes -= int(self.object_bytes(about["length"][last]).sum())
+
+    def hits(self, layout: bytes, digest: bytes) -> float:
+        """See ``HandsOn.hits``."""
+        node = self._unit_at(layout, digest)
+        return float(node.uses) if node is not None else 0.0
+
+    def unit(self, layout: bytes, digest: bytes) -> Unit | None:
+        """See ``HandsOn.unit``; payloads and tokens are nothing but long."""
+        node = self._unit_at(layout, digest)
+        if node is None or node.unit is None:
+            return None
+        rows, chain, depth = self.books.needed_by(node)
+        objects = [
+            NewObject(at, group, column, Grade(grade), Fill(length, _nothing), PayloadForm(form))
+            for at, (group, column, form, grade, length, *_) in zip(
+                depth.tolist(), self.books.rows[rows].tolist(), strict=True
+            )
+        ]
+        digests = np.frombuffer(b"".join(each.digest for each in chain), np.uint8).reshape(len(chain), -1)
+        tokens = np.broadcast_to(np.int32(0), sum(each.tokens for each in chain))
+        wants = [Need(group, first, count, column) for group, first, column, count in node.unit.needs.tolist()]
+        return Unit(layout, _root_of(node).digest, digests, tokens, chain[0].tokens, objects, wants)
+
+    # ---------------------------------------------------------------- for its publisher
+
+    def object_bytes(self, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """What objects of so many bytes take."""
+        page = self.medium.page
+        made: npt.NDArray[np.int64] = self.medium.header + -(-lengths.astype(np.int64) // page) * page
+        return made
+
+    def node_bytes(self, tokens: int, needs: int) -> int:
+        """What a node takes."""
+        size = self.medium.node + 4 * tokens + 16 * needs
+        return -(-size // self.medium.page) * self.medium.page
+
+    def use(self, node: Node) -> None:
+        """A unit was used."""
+        node.uses += 1
+        self.order.use(node, hit=True)
+
+    def evict(self) -> bool:
+        """Drop the unit that goes next; False when there is none."""
+        node = self.order.first()
+        if node is None:
+            return False
+        before = self.books.objects
+        self.drop_unit(node)
+        self.units_evicted += 1
+        self.objects_evicted += before - self.books.objects
+        return True
+
+    def drop_unit(self, node: Node) -> None:
+        """A unit is gone, with all that no other one needs."""
+        self.order.forget(node)
+        self.books.units -= 1
+        self.release(node)
+        node.unit, node.uses = None, 0
+        self.in_use -= self.books.prune(node)
+
+    def release(self, node: Node) -> None:
+        """Take back what a unit holds."""
+        self.drop_refs(*self.books.needed_by(node))
+
+    def drop_refs(self, rows: IntArray, chain: list[Node], depth: IntArray) -> None:
+        """Some objects are needed once less; those that nobody needs go."""
+        table = self.books.rows
+        table["refs"][rows] -= 1
+        gone = table["refs"][rows] <= 0
+        self.in_use -= int(self.object_bytes(table["length"][rows[gone]]).sum())
+        self.books.free(chain, rows[gone], depth[gone])
+
+    def _unit_at(self, layout: bytes, digest: bytes) -> Node | None:
+        node = None if self._closed else self.books.nodes.get((layout, digest))
+        return node if node is not None and node.unit is not None else None
+
+    def check_integrity(self) -> None:
+        """The books are consistent; AssertionError otherwise.  Looks at everything."""
+        refs: Counter[int] = Counter()
+        ends = [node for node in self.books.nodes.values() if node.unit is not None]
+        for node in ends:
+            refs.update(self.books.needed_by(node)[0].tolist())
+        nodes = [*self.books.nodes.values(), *self.books.roots.values()]
+        rows = [row for node in nodes for row in node.rows.tolist()]
+        assert len(set(rows)) == len(rows) == self.books.objects
+        assert len(ends) == self.books.units
+        table = self.books.rows
+        assert {row: int(table["refs"][row]) for row in rows} == dict(refs), "counts of objects are wrong"
+        size = int(self.object_bytes(table["length"][rows]).sum()) + sum(node.n_bytes for node in nodes)
+        assert size == self.in_use <= self.capacity
+        for node in nodes:
+            assert node.children or node.unit or len(node.rows), "a node that nothing needs is still there"
+            assert all(child.parent is node for child in node.children.values())
+
+
+def _root_of(node: Node) -> Node:
+    while node.parent is not None:
+        node = node.parent
+    return node
