@@ -154,7 +154,7 @@ class Forms:
         form: PayloadForm,
         reads: Sequence[Callable[[memoryview], None]],
     ) -> list[NewObject]:
-        """The parts of an object to publish, (row, group, column) ``place``, whose bytes ``reads`` copy out of its slot.
+        """The parts of an object to publish, (row, group, column) ``place``; ``reads`` copy their bytes out.
 
         All of them have one grade, so one that has no fp8 form leaves the others without it.
         """

@@ -296,7 +296,8 @@ class Hierarchy:
         for link, places in zip(self.links, offer.places, strict=True):
             if places is not None and (places.entries["grade"] < int(floor)).any():
                 names: dict[str, Any] = {"salt": salt, "extra_keys": extra_keys, "floor": floor}
-                found = self._manager.explain_load(chain.tokens, objects_of(places, self._parts), tier=link.tier.name, **names)
+                tier = link.tier.name
+                found = self._manager.explain_load(chain.tokens, objects_of(places, self._parts), tier=tier, **names)
                 self.limits += [limit for limit in found if limit not in self.limits]
 
     # ---------------------------------------------------------------- storing
@@ -388,6 +389,12 @@ class Hierarchy:
     def waiting(self) -> bool:
         """Whether transfers hold slots that they will let go of."""
         return bool(self._stores or self._late or self._ahead)
+
+    @property
+    def moving(self) -> bool:
+        """Whether bytes are on their way now."""
+        loads = [*self._late, *self._ahead.values(), *([] if self.arriving is None else [self.arriving.load])]
+        return any(not load.done for load in loads) or any(not job.done for _, _, job in self._stores)
 
     def make_room(self) -> None:
         """Somebody needs room: give up what was fetched ahead, and wait a little for what is being stored."""
