@@ -28,7 +28,8 @@ from kvloom.types import Grade  # noqa: E402
 KINDS = (
     "gpt_oss", "gemma3", "llama4", "qwen3_next", "lfm2", "deepseek_v32", "deepseek_v4", "falcon_h1", "kimi_linear",
 )  # fmt: skip
-HIT = 6 * 32
+HIT, END = 6 * 32, 6 * 32 + 10
+"""The last boundary, and the end, of what ``filled`` keeps."""
 SOME = ("gpt_oss", "qwen3_next", "deepseek_v4")
 
 pytestmark = pytest.mark.usefixtures("cut")
@@ -145,7 +146,7 @@ def test_a_session_that_is_used_directly_waits(shop: Shop, family: str) -> None:
                 assert engine.cold.arriving is not None
                 seen = session.cache.get_seq_length()
                 assert engine.cold.arriving is None
-                assert (seen == HIT) is (spoil is None)
+                assert (seen == END) is (spoil is None)
                 assert (session.length, session.reused) == (seen, seen)
                 out = engine.model.generate(
                     torch.tensor([prompt]), past_key_values=session.cache, max_new_tokens=COUNT, do_sample=False
@@ -181,7 +182,7 @@ def test_everything_but_its_own_forward_waits(shop: Shop, family: str, what: str
                 got = answer(other, count=COUNT, started=time.perf_counter())
                 assert got.tokens == shop.cold(engine, prompt).tokens
         elif what == "length":
-            assert session.length <= HIT
+            assert session.length <= END
         elif what == "ranges":
             assert session.ranges()
         else:
@@ -206,7 +207,7 @@ def test_late_in_the_middle_of_a_forward(shop: Shop, family: str) -> None:
             assert engine.cold.arriving is not None
             found = answer(session, count=COUNT, started=time.perf_counter())
             assert found.same_as(shop.cold(engine, prompt))
-            assert session.reused < HIT
+            assert session.reused < END
             assert engine.cold.stats.late == 1
             assert len(engine.manager.transfers) >= 1, "the slots stay held while something may write there"
             engine.manager.check_integrity()
@@ -322,7 +323,7 @@ def test_an_interrupt_while_a_layer_waits(shop: Shop, monkeypatch: pytest.Monkey
             hold.let.set()
             found = answer(session, count=COUNT, started=time.perf_counter())
             assert found.tokens == shop.cold(engine, prompt).tokens
-            assert session.reused == HIT
+            assert session.reused == END
         check_books(engine)
 
 
@@ -332,7 +333,7 @@ def test_auto_takes_small_restores_whole(shop: Shop) -> None:
     for token, (restoring, expected) in enumerate(choices):
         engine, _ = layered(shop, "gpt_oss", chosen={"restoring": restoring})
         with engine:
-            assert shop.ask(engine, [*ids, token, 6])[0] == HIT
+            assert shop.ask(engine, [*ids, token, 6])[0] == END
             assert engine.cold.stats.layered == expected
 
 

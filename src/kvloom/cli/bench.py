@@ -308,6 +308,41 @@ def sessions(
     return 0 if all(row.identical for row in rows) else 1
 
 
+@bench.command()
+@guarded
+def restore(
+    directory: Annotated[
+        Path | None,
+        typer.Option(help="On the disk to measure; a folder is made there and removed (default: for temporary files)."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of the prefix.", min=1024)] = 8192,
+    layers: Annotated[int, typer.Option(help="Layers of the model, an even number.", min=4)] = 12,
+    speeds: Annotated[str, typer.Option(help="MB/s of the disk, with commas between; 0: as it is.")] = "0,1000,400",
+    repeats: Annotated[int, typer.Option(help="Turns of every way; the median is shown.", min=1)] = 3,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+    ] = False,
+) -> int:
+    """Time to the first token behind a prefix on disk, whole or layer by layer; a decode beside loads and stores."""
+    from kvloom.bench.restore import Shape
+    from kvloom.cli.bench_restore import measure, sheets, speeds_of
+    from kvloom.errors import ConfigError
+
+    if layers % 2:
+        raise ConfigError(f"--layers {layers} is odd; every other layer has full attention, so use an even number")
+    ensure_compiled()
+    report = measure(directory, Shape(layers, tokens, speeds=speeds_of(speeds), repeats=repeats))
+    if as_json:
+        streams.emit_json(report.to_json())
+    else:
+        for sheet in sheets(report):
+            streams.screen().print(sheet)
+    if not report.identical:
+        streams.say("kvloom: the first logits of these ways differ, which must never be")
+        return 1
+    return 0
+
+
 def _table(rows: list[Row]) -> Sheet:
     from kvloom.cli.tables import Sheet
     from kvloom.config import format_size

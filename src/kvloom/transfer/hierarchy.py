@@ -426,6 +426,12 @@ class Hierarchy:
         """Whether transfers hold slots that they will let go of."""
         return bool(self._stores or self._late or self._ahead)
 
+    @property
+    def moving(self) -> bool:
+        """Whether bytes are on their way now."""
+        loads = [*self._late, *self._ahead.values(), *([] if self.arriving is None else [self.arriving.load])]
+        return any(not load.done for load in loads) or any(not job.done for _, _, job in self._stores)
+
     def make_room(self) -> None:
         """Somebody needs room: give up what was fetched ahead, and wait a little for what is being stored."""
         self._drop_ahead()

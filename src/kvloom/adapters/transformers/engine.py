@@ -219,8 +219,11 @@ class Engine:
         self.require_open()
         if not isinstance(salt, bytes):
             raise InputError(f"salt must be bytes, not {type(salt).__name__}; encode it first")
-        keys = (*checked_keys(extra_keys), ("kvloom.abi", self._abi(self.seen())))
-        return self.checked(token_ids), (salt, keys), grade_of(floor)
+        return self.checked(token_ids), (salt, self.keys(extra_keys)), grade_of(floor)
+
+    def keys(self, extra_keys: SequenceOf[ExtraKey] = ()) -> tuple[ExtraKey, ...]:
+        """The extra keys of a namespace, with the layout of the moment."""
+        return (*checked_keys(extra_keys), ("kvloom.abi", self._abi(self.seen())))
 
     def keep_cold(self, sequence: CachedSequence, names: Names, made_by: str) -> None:
         """Store the end of a sequence that has just been kept resumable, where there is a store.
