@@ -195,3 +195,16 @@ def test_an_approximate_request_uses_what_went_cold(shop: Shop) -> None:
         engine.manager.evict(engine.manager.cap)
         boundary, grade, _, _ = ask(shop, engine, prompts[1], Grade.APPROXIMATE)
         assert (boundary, grade) == (len(prompts[1]) - 1, Grade.APPROXIMATE)
+
+
+def test_the_planner_says_so_too(shop: Shop) -> None:
+    ids = shop.ids()
+    with engine_of(shop, "gpt_oss", ColdForm.FP8) as engine:
+        ask(shop, engine, ids, Grade.FAITHFUL)
+    with shop.engine("gpt_oss", transfers=TransferOptions(cold_form=ColdForm.FP8), replay="auto") as engine:
+        boundary, _, got, limits = ask(shop, engine, ids, Grade.FAITHFUL)
+        assert boundary == 0
+        assert (Reason.GRADE, "disk") in {(limit.reason, limit.tier) for limit in limits}
+        assert got.same_as(shop.cold(engine, ids))
+    with shop.engine("gpt_oss", replay="auto") as engine:
+        assert ask(shop, engine, ids, Grade.APPROXIMATE)[:2] == (len(ids) - 1, Grade.APPROXIMATE)

@@ -203,7 +203,7 @@ class Hierarchy:
         floor: Grade,
         way: Way,
     ) -> Load | None:
-        self._note_limits(chain, offer, salt, extra_keys, floor)
+        self.note_limits(chain, offer.places, salt, extra_keys, floor)
         if not len(offer):
             return None
         manager = self._manager
@@ -312,11 +312,16 @@ class Hierarchy:
             arrival.end(Ended.WHOLE)
             load.touch(self._manager.layout)
 
-    def _note_limits(
-        self, chain: Chain, offer: Offer, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade
+    def note_limits(
+        self,
+        chain: Chain,
+        found: Sequence[Places | None],
+        salt: bytes,
+        extra_keys: Sequence[ExtraKey],
+        floor: Grade,
     ) -> None:
         """Remember what a tier has of a chain that is not good enough, where that is what keeps it from being used."""
-        for link, places in zip(self.links, offer.places, strict=True):
+        for link, places in zip(self.links, found, strict=True):
             if places is not None and (places.entries["grade"] < int(floor)).any():
                 names: dict[str, Any] = {"salt": salt, "extra_keys": extra_keys, "floor": floor}
                 found = self._manager.explain_load(

@@ -65,6 +65,11 @@ class TierSource:
         self._found = self._all.find(chain)
         return [objects_of(places, self._all.parts) for places in self._found]
 
+    def note_limits(self, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade) -> None:
+        """Remember what tiers have of the chain found last that is not good enough, to explain a miss with."""
+        assert self._chain is not None
+        self._all.note_limits(self._chain, self._found, salt, extra_keys, floor)
+
     def load(self, plan: TransferPlan, floor: Grade, give_up: GiveUp) -> Arrived | None:
         """Bring all of a plan, and publish it; None when it was given up, or is not all there."""
         load = self._begin(plan, floor, self._all.options.restoring, np.ones(len(plan), dtype=np.bool_))

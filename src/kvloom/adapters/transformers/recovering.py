@@ -114,6 +114,8 @@ class Recoverer:
             tiers = () if self._source is None or chain is None else self._source.find(chain)
             survey = self._engine.manager.survey(ids, tiers, salt=salt, extra_keys=keys, floor=floor)
             choice = self.recovery.choose(survey, self.forced)
+            if passage is None and self._source is not None:
+                self._source.note_limits(*names, floor)
             passage = passage or Passage(choice, 0.0)
             if choice.way is Way.RECOMPUTE:
                 break
