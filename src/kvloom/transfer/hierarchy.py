@@ -324,10 +324,9 @@ class Hierarchy:
         for link, places in zip(self.links, found, strict=True):
             if places is not None and (places.entries["grade"] < int(floor)).any():
                 names: dict[str, Any] = {"salt": salt, "extra_keys": extra_keys, "floor": floor}
-                found = self._manager.explain_load(
-                    chain.tokens, objects_of(places, self.parts), tier=link.tier.name, **names
-                )
-                self.limits += [limit for limit in found if limit not in self.limits]
+                stored, tier = objects_of(places, self.parts), link.tier.name
+                limits = self._manager.explain_load(chain.tokens, stored, tier=tier, **names)
+                self.limits += [limit for limit in limits if limit not in self.limits]
 
     # ---------------------------------------------------------------- storing
 
