@@ -1,20 +1,23 @@
 """What kvloom's transformers adapter costs beside transformers' own DynamicCache, in one run.
 
-    python benchmarks/adapter_overhead.py [--family gpt_oss gemma3] [--context 4096] [--hidden 256] [--json]
+    python benchmarks/adapter_overhead.py [--family gpt_oss gemma3] [--context 4096] [--hidden 256] [--tiers] [--json]
 
 Random weights; both sides run the same model, calls and chunks, in turns (A B A B ...; decode in bursts), and medians
 are compared.
-``decode``: one token at ``--context`` tokens of past.  ``cold``: the whole context in chunks of one segment, without
-any hit; the first repetition of each side touches fresh memory and is shown apart (``first``).  ``one_shot`` is
-transformers with the whole context in a single call, for orientation.  Exit code 1 when a ratio is above its limit.
+``decode``: one token at ``--context`` tokens of past.  ``cold``: opening a session and computing the whole context in
+chunks of one segment, without any hit; the first repetition of each side touches fresh memory and is shown apart
+(``first``).  ``one_shot`` is transformers with the whole context in a single call, for orientation.  Exit code 1 when
+a ratio is above its limit.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -27,6 +30,8 @@ from kvloom.adapters.transformers import Engine, attach
 from kvloom.adapters.transformers.forward import forward_chunk
 from kvloom.spec.footprint import peak_bytes
 from kvloom.testing.families import random_model, tiny_config
+from kvloom.tiers.disk import DiskStore
+from kvloom.transfer.options import TransferOptions
 
 DECODE_LIMIT, COLD_LIMIT = 1.10, 1.05
 BURST = 20
@@ -60,14 +65,22 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, result
 
 
-def measure(family: str, context: int, hidden: int, steps: int, repeats: int) -> dict[str, Any]:
-    """Both sides in turns; times in seconds."""
+def measure(family: str, context: int, hidden: int, steps: int, repeats: int, *, tiers: bool) -> dict[str, Any]:
+    """Both sides in turns; times in seconds.  ``tiers``: with host memory, a disk store and the planner behind it."""
     model = build(family, hidden, context)
     with attach(model, device="64MiB") as small:
         room = 2 * peak_bytes(small.spec, context + steps, small.spec.segment_tokens)
-    with attach(model, device=room + (16 << 20)) as engine:
+    size = room + (16 << 20)
+    with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
+        behind: dict[str, Any] = {}
+        if tiers:
+            options = TransferOptions(gpu_watermark=0.01)
+            store = stack.enter_context(DiskStore.open(place, 8 << 30))
+            behind = {"host": 4 * size, "store": store, "transfers": options, "replay": "auto"}
+        engine = stack.enter_context(attach(model, device=size, **behind))
         return {
             "family": family,
+            "tiers": tiers,
             "context": context,
             "hidden": hidden,
             "threads": torch.get_num_threads(),
@@ -90,9 +103,7 @@ def compare(model: PreTrainedModel, engine: Engine, context: int, steps: int, re
     for repeat in range(repeats + 1):
         seconds, cache = timed(chunked)
         own.append(seconds)
-        session = engine.open(ids[:, : context + 1], salt=repeat.to_bytes(4, "big"))
-        assert session.reused == 0
-        seconds, _ = timed(session.prefill)
+        seconds, session = timed(lambda repeat=repeat: opened(engine, ids[:, : context + 1], repeat))
         ours.append(seconds)
         if repeat < repeats:
             session.close()
@@ -120,6 +131,14 @@ def compare(model: PreTrainedModel, engine: Engine, context: int, steps: int, re
     }
 
 
+def opened(engine: Engine, ids: torch.Tensor, number: int) -> Any:
+    """A session whose prompt was computed without any hit."""
+    session = engine.open(ids, salt=number.to_bytes(4, "big"))
+    assert session.reused == 0
+    session.prefill()
+    return session
+
+
 def decode(model: PreTrainedModel, ids: torch.Tensor, cache: Any, burst: range) -> tuple[list[float], torch.Tensor]:
     """Seconds of each step, and the logits of all."""
     steps = [timed(lambda at=at: forward_chunk(model, ids[:, at : at + 1], cache, at)) for at in burst]
@@ -134,12 +153,13 @@ def main() -> int:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tiers", action="store_true", help="with host memory, a disk store and the planner")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     logging.set_verbosity_error()
     results = []
     for family in options.family:
-        result = measure(family, options.context, options.hidden, options.steps, options.repeats)
+        result = measure(family, options.context, options.hidden, options.steps, options.repeats, tiers=options.tiers)
         results.append(result)
         if not options.json:
             decode, cold = result["decode"], result["cold"]

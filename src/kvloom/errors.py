@@ -52,6 +52,10 @@ class StaleLeaseError(SequenceError):
         self.group = group
 
 
+class ArrivalError(SequenceError):
+    """Cached state that a forward waited for did not arrive.  Sessions go on without it, so users do not see this."""
+
+
 class LifecycleError(KVLoomError):
     """An illegal life-cycle transition was asked for; nothing was changed."""
 

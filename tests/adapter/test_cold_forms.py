@@ -10,9 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.adapter.shop import COUNT, Shop  # noqa: E402
+from tests.adapter.shop import COUNT, SHAPE, Shop  # noqa: E402
 
-from kvloom.adapters.transformers import Engine  # noqa: E402
+from kvloom.adapters.transformers import Engine, attach  # noqa: E402
 from kvloom.engine.answers import Answer, answer  # noqa: E402
 from kvloom.plan import Limit  # noqa: E402
 from kvloom.transfer.options import ColdForm, TransferOptions  # noqa: E402
@@ -137,3 +137,74 @@ def test_d5_a_payload_that_is_not_of_its_form_is_computed_again(shop: Shop, monk
         assert boundary == 0
         assert got.same_as(shop.cold(engine, ids))
         assert engine.cold.stats.failed["integrity"] > 0
+
+
+def fill_host(shop: Shop, engine: Engine, count: int) -> list[list[int]]:
+    prompts = [shop.ids(seed=seed) for seed in range(count)]
+    for ids in prompts:
+        ask(shop, engine, ids, Grade.FAITHFUL)
+    return prompts
+
+
+@pytest.mark.parametrize("form", [ColdForm.FP8, ColdForm.LOSSLESS])
+def test_what_is_used_rarely_in_host_memory_goes_cold(shop: Shop, form: ColdForm) -> None:
+    options = TransferOptions(cold_form=form, cold_below=0.5, gpu_watermark=0.01, host_mark=0.6)
+    with attach(shop.lab.model("gpt_oss"), **SHAPE, host="2MiB", transfers=options) as engine:
+        prompts = fill_host(shop, engine, 4)
+        for _ in range(12):  # used often
+            engine.manager.evict(engine.manager.cap)
+            ask(shop, engine, prompts[0], Grade.FAITHFUL)
+        prompts += [shop.ids(seed=seed) for seed in range(4, 9)]
+        for ids in prompts[4:]:
+            ask(shop, engine, ids, Grade.FAITHFUL)
+        (cooling,) = engine.cold.cooling
+        assert cooling.saved > 0
+        if form is ColdForm.FP8:
+            assert cooling.converted[PayloadForm.FP8] > 0
+        host = engine.cold.tiers[0]
+        host.check_integrity()
+        engine.manager.evict(engine.manager.cap)
+        boundary, grade, got, _ = ask(shop, engine, prompts[0], Grade.FAITHFUL)
+        assert (boundary, grade) == (len(prompts[0]) - 1, Grade.FAITHFUL), "what is used often stays as it was"
+        assert got.same_as(shop.cold(engine, prompts[0]))
+        seen: list[tuple[int, Grade | None]] = []
+        for ids in prompts[1:]:
+            engine.manager.evict(engine.manager.cap)
+            boundary, grade, got, _ = ask(shop, engine, ids, Grade.FAITHFUL)
+            assert got.same_as(shop.cold(engine, ids))
+            seen.append((boundary, grade))
+        if form is ColdForm.LOSSLESS:
+            assert {boundary for boundary, _ in seen} <= {0, len(prompts[0]) - 1}
+            assert max(boundary for boundary, _ in seen) > 0
+        else:
+            assert min(boundary for boundary, _ in seen) == 0
+        engine.cold.flush()
+        host.check_integrity()
+
+
+def test_an_approximate_request_uses_what_went_cold(shop: Shop) -> None:
+    options = TransferOptions(cold_form=ColdForm.FP8, cold_below=100.0, gpu_watermark=0.01, host_mark=0.2)
+    with attach(shop.lab.model("gpt_oss"), **SHAPE, host="2MiB", transfers=options) as engine:
+        prompts = fill_host(shop, engine, 3)
+        engine.manager.evict(engine.manager.cap)
+        boundary, grade, _, limits = ask(shop, engine, prompts[1], Grade.FAITHFUL)
+        assert boundary == 0
+        assert (Reason.GRADE, "host") in {(limit.reason, limit.tier) for limit in limits}
+    with attach(shop.lab.model("gpt_oss"), **SHAPE, host="2MiB", transfers=options) as engine:
+        prompts = fill_host(shop, engine, 3)
+        engine.manager.evict(engine.manager.cap)
+        boundary, grade, _, _ = ask(shop, engine, prompts[1], Grade.APPROXIMATE)
+        assert (boundary, grade) == (len(prompts[1]) - 1, Grade.APPROXIMATE)
+
+
+def test_the_planner_says_so_too(shop: Shop) -> None:
+    ids = shop.ids()
+    with engine_of(shop, "gpt_oss", ColdForm.FP8) as engine:
+        ask(shop, engine, ids, Grade.FAITHFUL)
+    with shop.engine("gpt_oss", transfers=TransferOptions(cold_form=ColdForm.FP8), replay="auto") as engine:
+        boundary, _, got, limits = ask(shop, engine, ids, Grade.FAITHFUL)
+        assert boundary == 0
+        assert (Reason.GRADE, "disk") in {(limit.reason, limit.tier) for limit in limits}
+        assert got.same_as(shop.cold(engine, ids))
+    with shop.engine("gpt_oss", replay="auto") as engine:
+        assert ask(shop, engine, ids, Grade.APPROXIMATE)[:2] == (len(ids) - 1, Grade.APPROXIMATE)

@@ -20,9 +20,9 @@ from tests.core.workshop import cut_statically
 from tests.core.worlds import World
 
 from kvloom.config import Device
-from kvloom.core.fields import CARRIED, COL_BASE, GRADE, NTOKENS, PARENT, PINS, SLOT_BASE, STATE
+from kvloom.core.fields import CARRIED, COL_BASE, GRADE, NTOKENS, OWNER, PARENT, PINS, SLOT_BASE, STATE
 from kvloom.core.geometry import fits
-from kvloom.core.lifecycle import COMMITTED, LOADING
+from kvloom.core.lifecycle import COMMITTED, LOADING, QUARANTINED
 from kvloom.core.page_table import PUBLISHED
 from kvloom.core.policies import resumable
 from kvloom.errors import CapacityError
@@ -42,6 +42,7 @@ class Load:
     tokens: Tokens
     salt: bytes
     floor: Grade
+    arriving: bool = False
 
 
 @dataclass
@@ -64,6 +65,8 @@ class Seen:
     stores: int = 0
     deeper: int = 0
     refused: int = 0
+    arriving: int = 0
+    broken: int = 0
 
 
 class ColdLife:
@@ -169,6 +172,7 @@ class ColdLife:
             (self.stock, 8),
             (self.load, 14),
             (self.finish_load, 6),
+            (self.arrive, 4),
             (self.open, 8),
             (self.go_on, 14),
             (self.store, 8),
@@ -190,7 +194,7 @@ class ColdLife:
         assert len(manager.transfers) == len(self.loads) + len(self.stores)
         a = manager.arrays
         loading = int((a.slot[:, STATE] == LOADING).sum())
-        assert loading == sum(len(load.plan) for load in self.loads)
+        assert loading == sum(len(load.plan) for load in self.loads if not load.arriving)
         stats = manager.stats()
         assert stats.used <= stats.arena <= stats.cap
 
@@ -260,6 +264,9 @@ class ColdLife:
         if not self.loads:
             return
         load = self.loads.pop(self.random.randrange(len(self.loads)))
+        if load.arriving:
+            self._finish_arriving(load)
+            return
         plan, tokens, salt = load.plan, load.tokens, load.salt
         self._check_slots(plan, LOADING)
         odds = self.random.choice([1.0, 1.0, 1.0, 0.8, 0.3, 0.0])
@@ -283,6 +290,76 @@ class ColdLife:
         self.seen.partial += bool(good.any() and not good.all())
         self.seen.nothing += not good.any()
         self._open((*tokens, 1), salt, load.floor, at_least=self._still(load, after) if good.all() else 0)
+
+    def arrive(self) -> None:
+        """The objects of a load are published while it goes on; its prompt resumes there at once."""
+        waiting = [load for load in self.loads if not load.arriving]
+        if not waiting:
+            return
+        load = self.random.choice(waiting)
+        plan, tokens, salt = load.plan, load.tokens, load.salt
+        device = self.on_device(salt)
+        for place, slot, grade in self._items(plan):
+            self.engine.arena.slots[(place[1], slot)] = self.rules.content(tokens, plan.position, place, grade)
+        ignored = self.manager.transfers.ignored
+        self.manager.begin_arriving(plan)
+        load.arriving = True
+        self.manager.check_integrity()
+        after = self.on_device(salt)
+        for place, _, grade in self._items(plan):
+            before = self.rules.grade(device, tokens, plan.position, place)
+            assert self.rules.grade(after, tokens, plan.position, place) == max(before, grade)
+        assert self.manager.transfers.ignored == ignored
+        if self.random.random() < 0.2:
+            self.manager.begin_arriving(plan)
+            assert self.manager.transfers.ignored == ignored + 1
+        self.seen.arriving += 1
+        self._open((*tokens, 1), salt, load.floor, at_least=self._still(load, after))
+
+    def _items(self, plan: TransferPlan) -> list[tuple[tuple[int, int, int], int, int]]:
+        """((row, group, column), slot, grade) of every object."""
+        places = zip(*(x.tolist() for x in (plan.row, plan.group, plan.column)), strict=True)
+        return list(zip(places, plan.slot.tolist(), plan.grade.tolist(), strict=True))
+
+    def _finish_arriving(self, load: Load) -> None:
+        """What did not come is quarantined slot by slot, and so is who reads it; everything else stays as it is."""
+        plan, tokens, salt = load.plan, load.tokens, load.salt
+        a = self.manager.arrays
+        slots = a.group[plan.group, SLOT_BASE] + plan.slot
+        assert (a.slot[slots, PINS] > 0).all(), "a slot that a late write may reach was given away"
+        odds = self.random.choice([1.0, 1.0, 0.8, 0.3, 0.0])
+        good = np.array([self.random.random() < odds for _ in range(len(plan))], dtype=np.bool_)
+        device, owned = self.on_device(salt), a.slot[slots, OWNER] >= 0
+        bad = {(place[1], slot) for (place, slot, _), here in zip(self._items(plan), good, strict=True) if not here}
+        readers = {id(sequence) for sequence, _ in self.running if sequence.broken or self._reads(sequence) & bad}
+        if self.random.random() < 0.5:  # the end comes later than what it was
+            self.manager.withdraw(plan, good)
+            self.manager.check_integrity()
+            assert (a.slot[slots, PINS] > 0).all(), "a slot that a late write may reach was given away"
+            assert (a.slot[slots[~good], STATE] == QUARANTINED).all()
+        for group, slot in bad:
+            self.engine.arena.slots[(group, slot)] = [GARBAGE] * len(self.engine.arena.slots[(group, slot)])
+        self.manager.finish_load(plan, good)
+        self.ended = [*self.ended[-3:], plan]
+        self.manager.check_integrity()
+        after = self.on_device(salt)
+        for (place, _, _), here, mine in zip(self._items(plan), good, owned, strict=True):
+            before = self.rules.grade(device, tokens, plan.position, place)
+            now = self.rules.grade(after, tokens, plan.position, place)
+            assert now == (before if here or not mine else -1)
+        assert {id(sequence) for sequence, _ in self.running if sequence.broken} == readers
+        self.seen.broken += len(readers)
+        for pair in [pair for pair in self.running if pair[0].broken]:
+            pair[0].close()
+            self.running.remove(pair)
+
+    def _reads(self, sequence: CachedSequence) -> set[tuple[int, int]]:
+        found = set()
+        for g in range(len(self.rules.groups)):
+            table = sequence.block_table(g)
+            blocks = range(sequence.first_block(g), sequence.num_blocks(g))
+            found |= {(g, int(table[b % len(table)])) for b in blocks}
+        return found
 
     def _still(self, load: Load, device: Presence) -> int:
         """The position of a load that arrived, unless what it built on was cleared or dropped meanwhile."""
@@ -423,7 +500,9 @@ class ColdLife:
             held = self.manager.arrays.slot[:, PINS].sum()
             self.manager.finish_load(plan, np.ones(len(plan), dtype=np.bool_))
             self.manager.finish_store(plan)
-            assert self.manager.transfers.ignored == ignored + 2
+            self.manager.begin_arriving(plan)
+            self.manager.withdraw(plan, np.zeros(len(plan), dtype=np.bool_))
+            assert self.manager.transfers.ignored == ignored + 4
             assert self.manager.arrays.slot[:, PINS].sum() == held
 
     def end(self) -> None:

@@ -30,10 +30,11 @@ from kvloom.replay.whatif import WhatIfPlayer
 
 TOLD = {"open", "complete", "abandon", "batch", "step", "finish", "evict", "clear", "drop"}
 TOLD_OF_SEQUENCES = {"append", "commit", "rollback", "checkpoint", "fork", "close"}
-REFUSED = {"plan_load", "finish_load", "plan_store", "finish_store"}
+REFUSED = {"plan_load", "finish_load", "begin_arriving", "withdraw", "plan_store", "finish_store"}
 """What a watched manager does not do."""
 ONLY_LOOK = {
     "chain",
+    "may_take_over",
     "peak_bytes",
     "tier_needed",
     "in_use",
@@ -164,7 +165,8 @@ def test_what_goes_to_a_store_is_refused(tmp_path: Path) -> None:
             assert calls(plain) is None
             with pytest.raises(UnsupportedError, match="cannot be recorded"):
                 calls(manager)
-        for name, arguments in (("finish_load", (None, None)), ("finish_store", (None,))):
+        ends = [("finish_load", (None, None)), ("begin_arriving", (None,)), ("withdraw", (None, None))]
+        for name, arguments in (*ends, ("finish_store", (None,))):
             with pytest.raises(UnsupportedError, match="cannot be recorded"):
                 getattr(manager, name)(*arguments)
 

@@ -61,7 +61,7 @@ class ToyMemory:
             count = self._engine.spec.groups[group].block_entries
             pairs = words[: 2 * count].reshape(-1, 2).tolist()
             assert (words == np.resize(words[: 2 * count], len(words))).all(), "bytes of a slot are torn"
-            entries: list[Entry] = [None if digest == _NOTHING else (digest, bool(made)) for digest, made in pairs]
+            entries: list[Entry] = [None if digest == _NOTHING else (digest, made) for digest, made in pairs]
             self._engine.arena.slots[(group, slot)] = entries
             at += length
 

@@ -47,6 +47,10 @@ class Shape:
     count: int = 16
     hidden: int = 256
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -156,8 +160,8 @@ def _run(engine: Engine, shape: Shape, prefetch: bool, progress: Callable[[int, 
                 engine.prefetch([*prompts[i + 1], *news[turn - 1][i + 1]])
             begun = time.perf_counter()
             with engine.open(ids) as session:
-                reused = session.reused
                 got = answer(session, count=shape.count, started=begun)
+                reused = session.reused
             run.answers.append(got)
             if turn:
                 run.ttft.append(got.ttft_s)

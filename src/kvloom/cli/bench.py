@@ -10,6 +10,7 @@ import typer
 
 from kvloom.cli import streams
 from kvloom.cli.failures import guarded
+from kvloom.cli.interrupts import cleaning
 from kvloom.cli.warmup import ensure_compiled
 
 if TYPE_CHECKING:
@@ -174,27 +175,171 @@ def data(
         bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
     ] = False,
 ) -> int:
-    """Restore and store speeds beside plain copies and plain direct I/O in the same run; checksums."""
+    """Restore and store speeds beside plain copies and plain direct I/O in the same run; checksums and cold forms."""
     import tempfile
 
     from kvloom.bench.core.report import write
     from kvloom.bench.data.run import Settings, report_of
-    from kvloom.cli.bench_data import measure, notes, peer_names, sheets
+    from kvloom.cli.bench_data import codec_sheet, measure, notes, peer_names, sheets
     from kvloom.config import parse_size
 
     settings = Settings(parse_size(size), repeats)
     place = Path(tempfile.gettempdir()) if directory is None else directory
-    versions, rows = measure(place, settings, peer_names(peer or []))
-    result = report_of(place, settings, versions, rows)
+    versions, rows, codecs = measure(place, settings, peer_names(peer or []))
+    result = report_of(place, settings, versions, rows, codecs)
     if output is not None:
         write(output, result)
     if as_json:
         streams.emit_json(result)
     else:
-        for sheet in sheets(rows):
+        for sheet in (*sheets(rows), codec_sheet(codecs)):
             streams.screen().print(sheet)
     for note in notes(rows, settings.total):
         streams.say(f"kvloom: note: {note}")
+    return 0
+
+
+@bench.command()
+@guarded
+def recovery(
+    short: Annotated[bool, typer.Option("--short", help="A few cells only, to see that it works.")] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Turns of every way in every cell (default: 7).")] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option(help="Where the disk store lies meanwhile (default: the temporary folder)."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+    ] = False,
+) -> int:
+    """Computing, restoring and replaying, each measured, beside what the planner picked: disk speed, context, model."""
+    import shutil
+    import tempfile
+    from dataclasses import replace
+
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from kvloom.bench.recovery import SHORT, Sweep, run_all
+    from kvloom.cli.bench_recovery import sheet, summary
+    from kvloom.errors import InputError
+
+    if directory is not None and not directory.is_dir():
+        raise InputError(f"--directory {directory} is no folder; name one that exists")
+    sweep = SHORT if short else Sweep()
+    if rounds is not None:
+        sweep = replace(sweep, rounds=rounds)
+    ensure_compiled()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=streams.progress(), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("warming up")
+        place = Path(tempfile.mkdtemp(prefix="kvloom-bench-", dir=directory))
+        with cleaning(lambda: shutil.rmtree(place, ignore_errors=True)):
+            result = run_all(
+                sweep,
+                lambda what, done, of: progress.update(task, description=what, completed=done, total=of),
+                place,
+            )
+    if as_json:
+        streams.emit_json(result.to_json())
+    else:
+        streams.screen().print(sheet(result))
+        for line in summary(result):
+            streams.screen().print(line)
+    return 0
+
+
+@bench.command()
+@guarded
+def sessions(
+    family: Annotated[str, typer.Option(help="gpt_oss, gemma3, qwen3_next or deepseek_v4; tiny, random.")] = "gpt_oss",
+    count: Annotated[int, typer.Option(min=2, help="Sessions.")] = 16,
+    tokens: Annotated[int, typer.Option(min=64, help="Prompt of every session.")] = 4096,
+    turns: Annotated[int, typer.Option(min=1, help="Turns that are measured, behind the first one.")] = 2,
+    share: Annotated[str, typer.Option(help="Device caps, as shares of what all sessions need.")] = "0.25,0.125",
+    host: Annotated[float, typer.Option(min=0.01, help="Cap of the host tier, as such a share.")] = 1.5,
+    directory: Annotated[Path | None, typer.Option(help="Where the disk stores lie meanwhile.")] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+    ] = False,
+) -> int:
+    """Many sessions in turn on a device that holds a part of their state, host memory and disk behind it.
+
+    Exit code: 1 when an answer was not that of the run without a cap, else 0.
+    """
+    import tempfile
+
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from kvloom.bench.sessions import SHAPES, Shape, run_all
+    from kvloom.cli.bench_sessions import sheet
+    from kvloom.errors import InputError
+
+    if family not in SHAPES:
+        raise InputError(f"family {family!r} is not measured here; use one of: {', '.join(SHAPES)}")
+    try:
+        shares = tuple(float(part) for part in share.split(","))
+    except ValueError:
+        shares = ()
+    if not shares or not all(0 < part < 1 for part in shares):
+        raise InputError(f"share {share!r} is no list of shares; write numbers between 0 and 1, such as 0.25,0.125")
+    if directory is not None and not directory.is_dir():
+        raise InputError(f"--directory {directory} is no folder; name one that exists")
+    ensure_compiled()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with (
+        Progress(*columns, console=streams.progress(), transient=True, disable=not sys.stderr.isatty()) as progress,
+        tempfile.TemporaryDirectory(dir=directory, prefix="kvloom-bench-") as place,
+    ):
+        task = progress.add_task("warming up")
+        shape = Shape(family, count, tokens, turns)
+        rows = list(
+            run_all(
+                shape,
+                Path(place),
+                shares,
+                host,
+                lambda what, done, of: progress.update(task, description=what, completed=done, total=of),
+            )
+        )
+    if as_json:
+        streams.emit_json({"shape": shape.to_json(), "rows": [row.to_json() for row in rows]})
+    else:
+        streams.screen().print(sheet(rows))
+    return 0 if all(row.identical for row in rows) else 1
+
+
+@bench.command()
+@guarded
+def restore(
+    directory: Annotated[
+        Path | None,
+        typer.Option(help="On the disk to measure; a folder is made there and removed (default: for temporary files)."),
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="Tokens of the prefix.", min=1024)] = 8192,
+    layers: Annotated[int, typer.Option(help="Layers of the model, an even number.", min=4)] = 12,
+    speeds: Annotated[str, typer.Option(help="MB/s of the disk, with commas between; 0: as it is.")] = "0,1000,400",
+    repeats: Annotated[int, typer.Option(help="Turns of every way; the median is shown.", min=1)] = 3,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+    ] = False,
+) -> int:
+    """Time to the first token behind a prefix on disk, whole or layer by layer; a decode beside loads and stores."""
+    from kvloom.bench.restore import Shape
+    from kvloom.cli.bench_restore import measure, sheets, speeds_of
+    from kvloom.errors import ConfigError
+
+    if layers % 2:
+        raise ConfigError(f"--layers {layers} is odd; every other layer has full attention, so use an even number")
+    ensure_compiled()
+    report = measure(directory, Shape(layers, tokens, speeds=speeds_of(speeds), repeats=repeats))
+    if as_json:
+        streams.emit_json(report.to_json())
+    else:
+        for sheet in sheets(report):
+            streams.screen().print(sheet)
+    if not report.identical:
+        streams.say("kvloom: the first logits of these ways differ, which must never be")
+        return 1
     return 0
 
 

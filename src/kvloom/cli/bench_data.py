@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from kvloom.bench.codecs import DATA, CodecRow, codec_rows
 from kvloom.bench.core.sides import PeerName
 from kvloom.bench.data.peer import NAMES, FilePeer
 from kvloom.bench.data.rows import Row
@@ -35,8 +36,10 @@ def peer_names(texts: Sequence[str]) -> list[PeerName]:
     return names
 
 
-def measure(directory: Path, settings: Settings, names: Sequence[PeerName]) -> tuple[dict[str, str], list[Row]]:
-    """Versions of the peers, and all cells; whatever was written is removed, however this ends."""
+def measure(
+    directory: Path, settings: Settings, names: Sequence[PeerName]
+) -> tuple[dict[str, str], list[Row], list[CodecRow]]:
+    """Versions of the peers, all cells, and codecs; whatever was written is removed, however this ends."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     base = make_folder(directory, settings, len(names))
@@ -51,13 +54,13 @@ def measure(directory: Path, settings: Settings, names: Sequence[PeerName]) -> t
         show = Progress(*columns, console=streams.progress(), transient=True, disable=not sys.stderr.isatty())
         progress = stack.enter_context(show)
         task = progress.add_task("starting")
-        rows = run_all(
-            base,
-            settings,
-            lambda what, done, of: progress.update(task, description=what, completed=done, total=of),
-            peers,
-        )
-    return versions, rows
+
+        def report(what: str, done: int, of: int) -> None:
+            progress.update(task, description=what, completed=done, total=of)
+
+        rows = run_all(base, settings, report, peers)
+        codecs = codec_rows(report, repeats=settings.repeats)
+    return versions, rows, codecs
 
 
 def sheets(rows: Sequence[Row]) -> Iterator[Sheet]:
@@ -75,6 +78,19 @@ def sheets(rows: Sequence[Row]) -> Iterator[Sheet]:
             size = f"{row.object_bytes >> 10} KiB"
             sheet.add(size, row.what, f"{row.gbps:.2f}", spread, ratio, row.beside, read)
         yield sheet
+
+
+def codec_sheet(rows: Sequence[CodecRow]) -> Sheet:
+    """Forms that state takes in cold tiers."""
+    sheet = Sheet(
+        f"Cold forms with one thread, GB/s of uncompressed bytes; {DATA}",
+        ("what", "dtype"),
+        ("bytes", "GB/s", "torch", "times as fast", "compression"),
+    )
+    for row in rows:
+        peer = ("", "") if row.torch_gbps is None else (f"{row.torch_gbps:.2f}", f"{row.speedup:.1f}")
+        sheet.add(row.what, row.dtype, format_size(row.total_bytes), f"{row.gbps:.2f}", *peer, f"{row.compression:.2f}")
+    return sheet
 
 
 def notes(rows: Sequence[Row], total: int) -> Iterator[str]:

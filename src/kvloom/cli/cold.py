@@ -61,6 +61,27 @@ def loaded(cold: Hierarchy | None) -> int:
     return 0 if cold is None else sum(cold.stats.bytes_loaded.values())
 
 
+def forms_report(tiers: Hierarchy) -> list[dict[str, Any]]:
+    """The form that objects of every group take in every tier, and why; nothing where no cold form is allowed."""
+    choices = [choice for link in tiers.links for choice in link.forms.table()]
+    return [choice.to_json() for choice in (*choices, *(c for cooling in tiers.cooling for c in cooling.forms.table()))]
+
+
+def tier_lines(report: dict[str, Any]) -> list[str]:
+    """What the tiers did, and how requests got to their state, in words."""
+    lines = []
+    for name, tier in report["tiers"]["tiers"].items():
+        loaded, stored = (sum(tier[f"bytes_{what}"].values()) for what in ("loaded", "stored"))
+        lines.append(f"tier {name}: loaded {format_size(loaded)}, stored {format_size(stored)}")
+    lines += [
+        f"form of {form['group']} in {form['tier']}: {form['form']}, {form['reason']}" for form in report["forms"]
+    ]
+    if report["recovery"] is not None:
+        ways = ", ".join(f"{way.replace('_', ' ')} {count}" for way, count in report["recovery"]["chosen"].items())
+        lines.append(f"ways to the state of a prompt: {ways}")
+    return lines
+
+
 def store_report(cold: Hierarchy, store: DiskStore, kinds: Iterable[str]) -> dict[str, Any]:
     """What went to and came from the store, as JSON values."""
     stats, doing = cold.stats.tiers[store.name], store.activity()

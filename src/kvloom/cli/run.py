@@ -98,6 +98,7 @@ def _run(options: RunOptions, text: str, store: DiskStore | None) -> dict[str, A
             host=settings.host,
             store=store,
             transfers=cold.transfer_options(settings),
+            replay="off" if recorder is not None else "auto",
         ) as engine,
     ):
         _check_written(recorder)
@@ -124,7 +125,7 @@ def _run(options: RunOptions, text: str, store: DiskStore | None) -> dict[str, A
             if not options.as_json:
                 print_answer(console, answer)
             _check_written(recorder)
-        tiers = engine.cold
+        tiers, recoverer = engine.cold, engine.recoverer
         engine.close()
         stats = engine.manager.stats()
         report["kinds"] = {
@@ -133,11 +134,16 @@ def _run(options: RunOptions, text: str, store: DiskStore | None) -> dict[str, A
         }
         if recorder is not None:
             recorder.end(stats)
+        report["recovery"] = None if recoverer is None else recoverer.recovery.to_json()
+        report["tiers"] = None if tiers is None else tiers.stats.to_json()
+        report["forms"] = [] if tiers is None else cold.forms_report(tiers)
         report["store"] = None
         if tiers is not None and store is not None:
             report["store"] = cold.store_report(tiers, store, kind_rows(stats))
             if not options.as_json:
                 console.print(escape("\n".join(cold.store_lines(report["store"]))))
+        if tiers is not None and not options.as_json:
+            console.print(escape("\n".join(cold.tier_lines(report))))
     return report
 
 

@@ -19,19 +19,22 @@ from kvloom.core.fields import (
     COLUMNS,
     GRADE,
     NEED,
+    OWNER,
     RULE,
     RULE_PREFIX,
     RULE_SNAPSHOT,
     SLOT_BASE,
+    STATE,
 )
 from kvloom.core.heat import use_checkpoint
 from kvloom.core.hybrid_match import fault
-from kvloom.core.lifecycle import LOADING, READY, move
+from kvloom.core.lifecycle import LOADING, QUARANTINED, READY, move
 from kvloom.core.prefix_index import (
     add_anchor,
     adopt,
     drop_anchor,
     find_checkpoint,
+    forget_object,
     new_node,
     refresh_spine,
     touch,
@@ -263,6 +266,40 @@ def finish_load(a: Arrays, path: AnyArray, end: int, segments: int, items: AnyAr
     for i in range(len(items)):
         refresh_spine(a, path[items[i, ROW] + 1] if items[i, ROW] < segments else end)
     use_checkpoint(a, end)
+
+
+@jit
+def publish_arriving(a: Arrays, path: AnyArray, end: int, segments: int, items: AnyArray) -> None:
+    """Publish all items before their bytes are there.  The load goes on holding them, so none of them is evicted."""
+    for i in range(len(items)):
+        g, s = items[i, GROUP], items[i, SLOT]
+        n = path[items[i, ROW] + 1] if items[i, ROW] < segments else end
+        move(a.slot, s, READY)
+        adopt(a, n, a.group[g, COL_BASE] + items[i, COLUMN], g, s)
+        touch(a, n)
+    for i in range(len(items)):
+        refresh_spine(a, path[items[i, ROW] + 1] if items[i, ROW] < segments else end)
+    use_checkpoint(a, end)
+
+
+@jit
+def withdraw_items(a: Arrays, items: AnyArray, good: AnyArray) -> int:
+    """Quarantine published items that did not arrive (``good``: bool), which the load still holds; returns how many.
+
+    Whatever became of one since, a slot that nobody filled is never read again.
+    """
+    count = 0
+    for i in range(len(items)):
+        g, s = items[i, GROUP], items[i, SLOT]
+        if good[i] or a.slot[s, STATE] == QUARANTINED:
+            continue
+        if a.slot[s, OWNER] >= 0:
+            forget_object(a, g, s, -1)
+            if a.group[g, RULE] == RULE_PREFIX:
+                a.scalars[BROKEN] = 1  # what is below it may be there nevertheless
+        move(a.slot, s, QUARANTINED)
+        count += 1
+    return count
 
 
 @jit

@@ -65,14 +65,16 @@ def forget(a: Arrays, root: int, group: int, at: int, code: int) -> int:
                     count += 1
                     if a.group[g, RULE] == RULE_PREFIX:
                         a.scalars[BROKEN] = 1
-    if count > 0 and a.policy[RULES] == BY_CLASSES:
-        _reconsider_all(a)
+    if count > 0:
+        reconsider_all(a)
     return count
 
 
 @jit
-def _reconsider_all(a: Arrays) -> None:
+def reconsider_all(a: Arrays) -> None:
     """Let what serves no boundary any more go first."""
+    if a.policy[RULES] != BY_CLASSES:
+        return
     for n in range(a.node.shape[0]):
         if a.trunk[n, NTOKENS] >= 0:
             give_up(a, n)

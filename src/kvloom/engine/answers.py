@@ -110,12 +110,7 @@ def answer(
 
     ``on_progress`` is told the number of prompt tokens whose state is there.
     """
-    end = len(session.tokens) - 1
-    while session.length < end:
-        session.step(end)
-        if on_progress is not None:
-            on_progress(session.length)
-    session.checkpoint()
+    session.prefill(on_progress)
     ids = session.tokens.tolist()
     return generate(session.model, ids, session.cache, count=count, started=started, stop_at=stop_at, on_token=on_token)
 

@@ -465,14 +465,9 @@ class Manager(Single):
 
     def _matched(self, root: int, ids: Int32Array, floor: Grade) -> tuple[Prompt, int]:
         """The chain as the device knows it, and how much of it the device alone gives."""
-        known, position = self._walk(root, ids, floor)
-        return self._prompt(ids, known), position
-
-    def _walk(self, root: int, ids: Int32Array, floor: Grade) -> tuple[int, int]:
-        """How many segments of ``ids`` are known, in ``_path``, and how many tokens can be resumed."""
         limit = np.append(ids, ids[:1])  # a match never reuses the last token
         _, known, position, _, _ = calls.match_prompt(self.handle, root, limit, self.ids.top, floor.value, self._path)
-        return int(known), int(position)
+        return self._prompt(ids, known), int(position)
 
     def explain_load(
         self,
@@ -517,7 +512,41 @@ class Manager(Single):
         """
         self.enter()
         self.tick()
-        self.transfers.finish_load(plan, np.ascontiguousarray(good, dtype=np.bool_))
+        if self.transfers.finish_load(plan, np.ascontiguousarray(good, dtype=np.bool_)):
+            self._distrust()
+
+    def begin_arriving(self, plan: TransferPlan) -> None:
+        """Publish the objects of an open load before their bytes are there, so that its prompt can be opened now.
+
+        Until ``finish_load`` they are held, and whoever reads a slot has to wait for its bytes: the manager does not
+        know which have come.  A plan that is not open, or published already, is ignored and counted.  Raises InputError
+        like ``finish_load``.
+        """
+        self.enter()
+        self.tick()
+        self.transfers.begin_arriving(plan)
+
+    def withdraw(self, plan: TransferPlan, good: AnyArray) -> None:
+        """Of a load that ``begin_arriving`` published, quarantine what will not come (``good`` false), slot by slot.
+
+        Running sequences that read one of these slots are broken.  The slots stay held, since a late write may still
+        land there, until ``finish_load``, which does the same for what is not good then.  Ignored and raises like it.
+        """
+        self.enter()
+        self.tick()
+        if self.transfers.withdraw(plan, np.ascontiguousarray(good, dtype=np.bool_)):
+            self._distrust()
+
+    def may_take_over(self, sequence: CachedSequence) -> bool:
+        """Whether a commit of ``sequence`` may take over objects that are published and not all there."""
+        return self.transfers.on_the_way(self._member(sequence).node)
+
+    def _distrust(self) -> None:
+        """Break the sequences that read a quarantined slot."""
+        failed = self.arrays.slot[:, STATE] == QUARANTINED
+        for sequence in self._running.values():
+            sequence.distrust(failed)
+        self.collect()
 
     def plan_store(
         self, sequence: CachedSequence, stored: StoredObjects, floor: Grade = Grade.FAITHFUL
@@ -560,8 +589,8 @@ class Manager(Single):
         cold = self.transfers.cold(-(-len(ids) // self.spec.segment_tokens), stored)
         if namespace is None:
             return None
-        known, _ = self._walk(namespace.root, ids, floor)
-        return self.transfers.store(self._prompt(ids, known), cold, floor.value)
+        prompt, _ = self._matched(namespace.root, ids, floor)
+        return self.transfers.store(prompt, cold, floor.value)
 
     def finish_store(self, plan: TransferPlan) -> None:
         """The store ended, well or not; like ``finish_load``."""
@@ -773,9 +802,7 @@ class Manager(Single):
             if what in (group.name, group.kind)
         )
         if quarantine:
-            failed = self.arrays.slot[:, STATE] == QUARANTINED
-            for sequence in self._running.values():
-                sequence.distrust(failed)
+            self._distrust()
         self.collect()
         return count
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvloom.core import restoring
+from kvloom.core import restoring, sweep
 from kvloom.core.arrays import Arrays
 from kvloom.core.fields import BLOCK_TOKENS, COL_BASE, COLUMNS, RULE, RULE_PREFIX, RULE_SNAPSHOT, SLOT_BASE
 from kvloom.core.restoring import GROUP, ITEM_COLUMNS, SLOT
@@ -60,6 +60,7 @@ class Transfers:
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = arrays
         self._open: dict[int, _Open] = {}
+        self._arriving: set[int] = set()
         self._last = 0
         self.ignored = self.unkept = 0
 
@@ -204,29 +205,58 @@ class Transfers:
 
     # ---------------------------------------------------------------- ending
 
-    def finish_load(self, plan: TransferPlan, good: AnyArray) -> None:
-        """Publish the objects that arrived: ``good`` bool [n]; none when the load was given up."""
-        if np.shape(good) != (len(checked_transfer(plan)),):
-            raise InputError(f"good must be bool of shape ({len(plan)},), not of shape {np.shape(good)}")
+    def begin_arriving(self, plan: TransferPlan) -> bool:
+        """Publish the objects of a load before they are there; whether the plan was open and not published yet."""
+        opened = self._known(checked_transfer(plan), loads=True)
+        if opened is None or plan.ticket in self._arriving:
+            self.ignored += 1
+            return False
+        segments = len(opened.path) - 1
+        restoring.publish_arriving(self._arrays, opened.path, opened.end, segments, opened.items)
+        self._arriving.add(plan.ticket)
+        return True
+
+    def withdraw(self, plan: TransferPlan, good: AnyArray) -> int:
+        """Quarantine what of a published load is not ``good`` (bool [n]); its slots stay held.  Returns how many."""
+        _check_good(plan, good)
+        opened = self._known(plan, loads=True)
+        if opened is None or plan.ticket not in self._arriving:
+            self.ignored += 1
+            return 0
+        return self._withdraw(opened, good)
+
+    def finish_load(self, plan: TransferPlan, good: AnyArray) -> int:
+        """Publish the objects that arrived: ``good`` bool [n]; none when the load was given up.
+
+        Returns how many were taken back that had been published before.
+        """
+        _check_good(plan, good)
         opened = self._take(plan, loads=True)
-        if opened is not None:
+        if opened is None:
+            return 0
+        taken_back = 0
+        if plan.ticket in self._arriving:
+            self._arriving.discard(plan.ticket)
+            taken_back = self._withdraw(opened, good)
+            restoring.release_all(self._arrays, np.ascontiguousarray(opened.items[:, [GROUP, SLOT]]))
+        else:
             segments = len(opened.path) - 1
             restoring.finish_load(self._arrays, opened.path, opened.end, segments, opened.items, good)
-            restoring.release_all(self._arrays, opened.held)
-            restoring.let_go(self._arrays, opened.end)
+        restoring.release_all(self._arrays, opened.held)
+        restoring.let_go(self._arrays, opened.end)
+        return taken_back
+
+    def _withdraw(self, opened: _Open, good: AnyArray) -> int:
+        count = int(restoring.withdraw_items(self._arrays, opened.items, good))
+        if count:
+            sweep.reconsider_all(self._arrays)
+        return count
 
     def finish_store(self, plan: TransferPlan) -> None:
         """The objects were stored, or will not be."""
         opened = self._take(checked_transfer(plan), loads=False)
         if opened is not None:
             restoring.release_all(self._arrays, opened.held)
-
-    def _take(self, plan: TransferPlan, *, loads: bool) -> _Open | None:
-        opened = self._known(plan, loads=loads)
-        if opened is None:
-            self.ignored += 1
-            return None
-        return self._open.pop(plan.ticket)
 
     def _known(self, plan: TransferPlan, *, loads: bool) -> _Open | None:
         opened = self._open.get(plan.ticket)
@@ -235,6 +265,12 @@ class Transfers:
                 "the plan is another manager's, a copy, or of the other direction; hand back what was given"
             )
         return opened
+
+    def _take(self, plan: TransferPlan, *, loads: bool) -> _Open | None:
+        if self._known(plan, loads=loads) is None:
+            self.ignored += 1
+            return None
+        return self._open.pop(plan.ticket)
 
     # ---------------------------------------------------------------- looking
 
@@ -249,5 +285,15 @@ class Transfers:
         """Every node that a load anchors, for the integrity check."""
         return [opened.end for opened in self._open.values() if opened.end >= 0]
 
+    def on_the_way(self, node: int) -> bool:
+        """Whether ``node`` lies on the path of a load whose objects are published and not all there."""
+        opened = (self._open[ticket] for ticket in self._arriving)
+        return any(node == each.end or node in each.path for each in opened)
+
     def __len__(self) -> int:
         return len(self._open)
+
+
+def _check_good(plan: TransferPlan, good: AnyArray) -> None:
+    if np.shape(good) != (len(checked_transfer(plan)),):
+        raise InputError(f"good must be bool of shape ({len(plan)},), not of shape {np.shape(good)}")

@@ -269,6 +269,14 @@ class WatchedManager(Manager):
         """Raises UnsupportedError."""
         _refuse()
 
+    def begin_arriving(self, plan: TransferPlan) -> NoReturn:
+        """Raises UnsupportedError."""
+        _refuse()
+
+    def withdraw(self, plan: TransferPlan, good: AnyArray) -> NoReturn:
+        """Raises UnsupportedError."""
+        _refuse()
+
     def plan_store(self, sequence: CachedSequence, stored: StoredObjects, floor: Grade = Grade.FAITHFUL) -> NoReturn:
         """Raises UnsupportedError."""
         _refuse()

@@ -168,12 +168,10 @@ class Arrived:
     Attributes:
         good: bool ``[len(plan)]``, the objects that arrived verified.
         tiers: (tier, bytes, seconds) of what was read, for the estimates.
-        given_up: whether it ended because it was not worth more waiting.
     """
 
     good: npt.NDArray[np.bool_]
     tiers: tuple[tuple[int, int, float], ...] = ()
-    given_up: bool = False
 
 
 @dataclass(slots=True)

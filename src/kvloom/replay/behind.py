@@ -23,7 +23,7 @@ from kvloom.replay.virtual import VirtualClock, VirtualTier
 from kvloom.transfer.hierarchy import Hierarchy
 from kvloom.transfer.inline import Inline
 from kvloom.transfer.offers import make_offer, objects_of
-from kvloom.transfer.options import Admission, TransferOptions
+from kvloom.transfer.options import Admission, Restoring, TransferOptions
 from kvloom.types import Grade, Int32Array, IntArray
 
 SALT = b""
@@ -101,7 +101,7 @@ class Behind:
             manager,
             NoMemory(manager.geometry.arena_bytes),
             self.tiers,
-            TransferOptions(admission=admission),
+            TransferOptions(admission=admission, restoring=Restoring.WHOLE),
             self.clock,
             Inline,
         )
@@ -157,7 +157,7 @@ class Behind:
         tails: set[tuple[int, int]] = set()
         for link in self.hierarchy.links:
             found = link.find(self._manager.layout, chain)
-            stored.append(objects_of(found.places if len(found.places) else None))
+            stored.append(objects_of(found.places if len(found.places) else None, link.parts))
             tails.update(map(tuple, found.tails.tolist()))
         return stored, tails
 
@@ -167,7 +167,7 @@ class Behind:
         assert option.reach is not None
         assert option.span is not None
         found = [link.find(manager.layout, chain).places for link in self.hierarchy.links]
-        offer = make_offer(found, FLOOR)
+        offer = make_offer(found, FLOOR, self.hierarchy.parts)
         made = manager.plan_replay(ids, offer.stored, option.grade, floor=FLOOR)
         if made is None:
             return

@@ -8,8 +8,8 @@ Which of the allowed forms is taken follows from speeds measured here: of the co
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from kvloom.kernels.slots import SlotFormat, slot_format
 from kvloom.spec.model_spec import GroupSpec
 from kvloom.tiers.values import Fill, NewObject
 from kvloom.transfer.options import ColdForm
+from kvloom.transfer.parts import MOST, Parts
 from kvloom.types import AnyArray, Grade, PayloadForm
 
 ASSUMED = 1e9
@@ -55,19 +56,30 @@ class Forms:
         name: of the tier.
         groups: of the model.
         allowed: the coldest form that may be used: RAW for none.
+        parts: how slots are cut; every part has its own payload.
+        formats: of whole slots; ``part_formats``: of their parts.
         read, write: measured speeds of the tier.
     """
 
     name: str
     groups: tuple[GroupSpec, ...]
     allowed: ColdForm
+    parts: Parts
     read: Speed = field(default_factory=Speed)
     write: Speed = field(default_factory=Speed)
     formats: list[SlotFormat] = field(init=False)
+    part_formats: list[list[SlotFormat]] = field(init=False)
     _codecs: tuple[CodecSpeed, ...] = ()
 
     def __post_init__(self) -> None:
         self.formats = [slot_format(group) for group in self.groups]
+        self.part_formats = [
+            [
+                slot_format(replace(group, layers=group.layers[self.parts.layers(g, p)]))
+                for p in range(int(self.parts.count[g]))
+            ]
+            for g, group in enumerate(self.groups)
+        ]
 
     # ---------------------------------------------------------------- choosing
 
@@ -99,24 +111,26 @@ class Forms:
 
     # ---------------------------------------------------------------- reading
 
-    def fits(self, entries: AnyArray, group: AnyArray) -> AnyArray:
-        """Which objects (``group`` int64, known to the model) have a length that their form can have."""
+    def fits(self, entries: AnyArray) -> AnyArray:
+        """Which records (of groups and columns that the model has) have a length that their form can have."""
         good = np.zeros(len(entries), dtype=np.bool_)
-        for g in np.unique(group).tolist():
-            mine = group == g
+        group = entries["group"].astype(np.int64)
+        key = group * MOST + entries["column"].astype(np.int64) % self.parts.count[group]
+        for g, p in [divmod(each, MOST) for each in np.unique(key).tolist()]:
+            mine, fmt = key == g * MOST + p, self.part_formats[g][p]
             form, length = entries["form"][mine], entries["length"][mine]
-            slot = self.formats[g].nbytes
-            fits = (form == PayloadForm.RAW) & (length == slot)
-            fits |= (form == PayloadForm.LOSSLESS) & (length < slot)
-            if self.formats[g].has_fp8:
-                fits |= (form == PayloadForm.FP8) & (length == payload_bytes(PayloadForm.FP8, self.formats[g]))
+            fits = (form == PayloadForm.RAW) & (length == fmt.nbytes)
+            fits |= (form == PayloadForm.LOSSLESS) & (length < fmt.nbytes)
+            if fmt.has_fp8:
+                fits |= (form == PayloadForm.FP8) & (length == payload_bytes(PayloadForm.FP8, fmt))
             good[mine] = fits
         return good
 
-    def decode(self, form: int, group: int, payload: AnyArray, into: AnyArray) -> bool:
-        """Write the object of a verified payload into its slot; whether it could be read."""
+    def decode(self, form: int, part: tuple[int, int], payload: AnyArray, into: AnyArray) -> bool:
+        """Write the (group, part) of a verified payload to its place; whether it could be read."""
+        group, number = part
         try:
-            decode(PayloadForm(form), payload, into, self.formats[group])
+            decode(PayloadForm(form), payload, into, self.part_formats[group][number])
         except FormatError:
             return False
         return True
@@ -134,23 +148,30 @@ class Forms:
         return {g: self.choose(g).form for g in groups}
 
     def make(
-        self, place: tuple[int, int, int], grade: Grade, form: PayloadForm, read: Callable[[memoryview], None]
-    ) -> NewObject:
-        """An object to publish, (row, group, column) ``place``, whose bytes ``read`` copies out of its slot."""
+        self,
+        place: tuple[int, int, int],
+        grade: Grade,
+        form: PayloadForm,
+        reads: Sequence[Callable[[memoryview], None]],
+    ) -> list[NewObject]:
+        """The parts of the object at ``place`` (row, group, column); ``reads`` copy their bytes out of its slot.
+
+        All of them have one grade, so one that has no fp8 form leaves the others without it.
+        """
         row, group, column = place
-        fmt = self.formats[group]
-        if form is PayloadForm.FP8:
-            size = payload_bytes(PayloadForm.FP8, fmt)
-            assert size is not None
-            slot = self._slot(fmt, read)
-            made = encode(form, slot, fmt)
-            if made is not None:
-                return NewObject(row, group, column, encoded_grade(form, grade), made, form)
-        elif form is PayloadForm.LOSSLESS:
-            made = encode(form, self._slot(fmt, read), fmt)
-            if made is not None:
-                return NewObject(row, group, column, grade, made, form)
-        return NewObject(row, group, column, grade, Fill(fmt.nbytes, read))
+        formats = self.part_formats[group]
+        made: list[AnyArray | None] = [None] * len(formats)
+        if form is not PayloadForm.RAW:
+            made = [encode(form, self._slot(fmt, read), fmt) for fmt, read in zip(formats, reads, strict=True)]
+        if form is PayloadForm.FP8 and any(part is None for part in made):
+            form, made = PayloadForm.RAW, [None] * len(formats)
+        worst, first = encoded_grade(form, grade), column * len(formats)
+        return [
+            NewObject(row, group, first + p, grade, Fill(fmt.nbytes, read))
+            if part is None
+            else NewObject(row, group, first + p, worst, part, form)
+            for p, (fmt, read, part) in enumerate(zip(formats, reads, made, strict=True))
+        ]
 
     @staticmethod
     def _slot(fmt: SlotFormat, read: Callable[[memoryview], None]) -> AnyArray:

@@ -17,18 +17,24 @@ from typing import Any
 import numpy as np
 
 from kvloom.core.namespace import ExtraKey
+from kvloom.errors import ArrivalError
 from kvloom.manager import Manager
 from kvloom.manager.sequence import CachedSequence
-from kvloom.plan import Chain, Limit, TransferPlan
+from kvloom.plan import Chain, CopyPlan, Limit, TransferPlan
 from kvloom.tiers.contract import HandsOn, Tier
 from kvloom.tiers.values import Places, Published, Result
+from kvloom.transfer.arriving import Arrival, Ended, Timeline
+from kvloom.transfer.cooling import Cooling, Rewrites
 from kvloom.transfer.demotion import Demotion
+from kvloom.transfer.forms import Forms
 from kvloom.transfer.lanes import Job, Lane, Urgency
 from kvloom.transfer.link import Link
 from kvloom.transfer.loading import Load
 from kvloom.transfer.memory import SlotMemory
 from kvloom.transfer.offers import Offer, joined, kept_of, make_offer, objects_of
-from kvloom.transfer.options import Admission, TransferOptions
+from kvloom.transfer.options import Admission, ColdForm, Restoring, TransferOptions
+from kvloom.transfer.parts import Parts
+from kvloom.transfer.progress import Way
 from kvloom.transfer.stats import TransferStats
 from kvloom.types import Grade, Int32Array
 
@@ -36,8 +42,8 @@ _TRIES = 4
 """Loads for one request: after one that did not arrive whole, what is left is tried."""
 MOST_PENDING = 4096
 """Ends of sequences that are remembered to be copied once the device fills."""
-CLOSE_PATIENCE, ROOM_PATIENCE = 60.0, 2.0
-"""Seconds that closing, and a request without room, wait at most for what is being stored."""
+CLOSE_PATIENCE, ROOM_PATIENCE, GIVE_UP_PATIENCE = 60.0, 2.0, 1.0
+"""Seconds that closing, a request without room, and one that gives its prefix up, wait at most for what moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +75,29 @@ class Hierarchy:
         clock: Callable[[], float] = time.monotonic,
         lane: type[Lane] = Lane,
     ) -> None:
-        self._manager, self._memory, self._clock = manager, memory, clock
+        self.manager = self._manager = manager
+        self._memory, self._clock = memory, clock
         self.options = options or TransferOptions()
         self.links = [Link(tier, memory, manager.spec, manager.geometry, self.options, clock, lane) for tier in tiers]
         self.stats = TransferStats({link.tier.name: link.stats for link in self.links})
+        self.cooling: list[Cooling] = []
+        self._after = [self._housekeeping(number) for number in range(len(self.links))]
         self._pending: OrderedDict[bytes, _End] = OrderedDict()
         self._stores: deque[tuple[Link, TransferPlan, Job[Published]]] = deque()
         self._ahead: OrderedDict[bytes, Load] = OrderedDict()
         self._late: list[Load] = []
+        self._tails: set[tuple[int, int]] = set()
+        self.arriving: Arrival | None = None
+        """The load whose objects are published and not all there; all that may read them wait for it."""
+        self.timeline: Timeline | None = None
+        """Of the last one."""
         self.limits: list[Limit] = []
         """Of the last ``restore``: what a tier has, but not good enough."""
+
+    @property
+    def parts(self) -> Parts:
+        """How slots are cut into records."""
+        return self.links[0].parts
 
     @property
     def tiers(self) -> list[Tier]:
@@ -92,27 +111,43 @@ class Hierarchy:
 
     # ---------------------------------------------------------------- loading
 
-    def restore(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade) -> None:
+    def restore(
+        self,
+        tokens: Int32Array,
+        salt: bytes,
+        extra_keys: Sequence[ExtraKey],
+        floor: Grade,
+        restoring: Restoring | None = None,
+    ) -> None:
         """Bring to the device what lets a prompt resume further on.
 
-        ``tokens``: the whole prompt.  Call it right before ``Manager.open``.
+        ``tokens``: the whole prompt.  Call it right before ``Manager.open``.  ``restoring``: instead of that of the
+        options.  When it returns with an ``arriving`` one, what the first copies read is there, and the rest is coming.
         """
+        self.settle()
         self.collect()
         self.limits = []
         if len(tokens) < 2:
             return
         chain = self._manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)
         ends = self._clock() + self.options.load_deadline_s
-        ahead = self._ahead.pop(_name(chain), None)
-        if ahead is not None:
-            self.stats.prefetch_used += 1
-            ahead.hasten(self.options.load_deadline_s)
-            if not self._end(ahead, ends):
-                return
+        if not self.take_ahead(chain):
+            return
         for _ in range(_TRIES):  # damaged objects are not found again, but something shorter may be
-            load = self._begin(chain, salt, extra_keys, floor, Urgency.LOAD, ends - self._clock())
-            if load is None or not self._end(load, ends):
+            begun = self._clock()
+            way = Way(Urgency.LOAD, ends - begun, restoring or self.options.restoring)
+            load = self._begin(chain, salt, extra_keys, floor, way)
+            if load is None or self.arrive(load, ends, begun) or not self._end(load, ends):
                 break
+
+    def take_ahead(self, chain: Chain) -> bool:
+        """Let what was fetched ahead for a chain arrive; False when nothing better is to be had now."""
+        load = self._ahead.pop(_name(chain), None)
+        if load is None:
+            return True
+        self.stats.prefetch_used += 1
+        load.hasten(self.options.load_deadline_s)
+        return self._end(load, self._clock() + self.options.load_deadline_s)
 
     def prefetch(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade) -> bool:
         """Begin to bring what ``restore`` will want for a prompt that waits; whether something is under way.
@@ -125,7 +160,7 @@ class Hierarchy:
         chain = self._manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)
         name = _name(chain)
         if name not in self._ahead:
-            load = self._begin(chain, salt, extra_keys, floor, Urgency.PREFETCH, None)
+            load = self._begin(chain, salt, extra_keys, floor, Way(Urgency.PREFETCH))
             if load is None:
                 return False
             self._ahead[name] = load
@@ -148,17 +183,16 @@ class Hierarchy:
         salt: bytes,
         extra_keys: Sequence[ExtraKey],
         floor: Grade,
-        urgency: Urgency,
-        within: float | None,
+        way: Way,
     ) -> Load | None:
         """Plan and begin the best load for a chain, or for an earlier end within it; None when nothing helps."""
-        found, tails = self._find(chain)
-        for end in self._ends_within(chain, tails, salt, extra_keys):
-            shorter, _ = self._find(end)
-            load = self._plan(end, make_offer(shorter, floor), salt, extra_keys, floor, urgency, within)
+        found = self.find(chain)
+        for end in self.ends_within(chain, salt, extra_keys):
+            shorter = self.find(end)
+            load = self._plan(end, make_offer(shorter, floor, self.parts), salt, extra_keys, floor, way)
             if load is not None:
                 return load
-        return self._plan(chain, make_offer(found, floor), salt, extra_keys, floor, urgency, within)
+        return self._plan(chain, make_offer(found, floor, self.parts), salt, extra_keys, floor, way)
 
     def _plan(
         self,
@@ -167,38 +201,46 @@ class Hierarchy:
         salt: bytes,
         extra_keys: Sequence[ExtraKey],
         floor: Grade,
-        urgency: Urgency,
-        within: float | None,
+        way: Way,
     ) -> Load | None:
-        self._note_limits(chain, offer, salt, extra_keys, floor)
+        self.note_limits(chain, offer.places, salt, extra_keys, floor)
         if not len(offer):
             return None
         manager = self._manager
         plan = manager.plan_load(chain.tokens, offer.stored, salt=salt, extra_keys=extra_keys, floor=floor)
         if plan is None:
             return None
-        return Load.begin(manager, self.links, chain, plan, offer, urgency, within)
+        return Load.begin(manager, self.links, chain, plan, offer, way, self.options.prefetch_window)
 
-    def _find(self, chain: Chain) -> tuple[list[Places | None], set[tuple[int, int]]]:
-        """The places of a chain in every tier, and the (row, tokens) of shorter ends behind its segments."""
+    def find(self, chain: Chain) -> list[Places | None]:
+        """The places of a chain in every tier; None where a tier has nothing of it."""
         places: list[Places | None] = []
-        tails: set[tuple[int, int]] = set()
+        self._tails = set()
         for link in self.links:
             found = link.find(self._manager.layout, chain)
             places.append(found.places if len(found.places) else None)
-            tails.update(map(tuple, found.tails.tolist()))
-        return places, tails
+            self._tails.update((row, tokens) for row, tokens in found.tails.tolist())
+        return places
 
-    def _ends_within(
-        self, chain: Chain, tails: set[tuple[int, int]], salt: bytes, extra_keys: Sequence[ExtraKey]
-    ) -> list[Chain]:
-        """Chains that stop at ends within this one which a tier may know, the longest first."""
-        lengths = {(row + 1) * chain.segment + tokens for row, tokens in tails}
+    def chain(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey]) -> Chain:
+        """The names of tokens."""
+        return self._manager.chain(tokens, salt=salt, extra_keys=extra_keys)
+
+    def ends_within(self, chain: Chain, salt: bytes, extra_keys: Sequence[ExtraKey]) -> list[Chain]:
+        """Chains that stop at ends within the one that was just found, which a tier may know; the longest first."""
+        lengths = {(row + 1) * chain.segment + tokens for row, tokens in self._tails}
         reached = len(chain.tokens)
-        return [
-            self._manager.chain(chain.tokens[:length], salt=salt, extra_keys=extra_keys)
-            for length in sorted((length for length in lengths if length < reached), reverse=True)[:_TRIES]
-        ]
+        wanted = sorted((length for length in lengths if length < reached), reverse=True)
+        return [self.chain(chain.tokens[:length], salt, extra_keys) for length in wanted[:_TRIES]]
+
+    def now(self) -> float:
+        """Monotonic seconds."""
+        return self._clock()
+
+    def leave(self, load: Load) -> None:
+        """Nobody waits for a load any more: what arrives is published at a later call."""
+        self._late.append(load)
+        self.stats.late += 1
 
     def _end(self, load: Load, ends_at: float) -> bool:
         """Wait for a load and publish it; whether another one may do better (False: it was late, or all arrived)."""
@@ -214,15 +256,77 @@ class Hierarchy:
         # What a device cannot read now it may read later; it is not asked again at once.
         return not np.isin(results, (Result.IO_ERROR, Result.STOPPED)).any()
 
-    def _note_limits(
-        self, chain: Chain, offer: Offer, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade
+    # ---------------------------------------------------------------- arriving
+
+    def arrive(self, load: Load, ends_at: float, begun: float) -> bool:
+        """Let the request go on once the first stage of a load is there; False when it is to wait for all of it."""
+        if load.stages.count == 1:
+            return False
+        arrival = Arrival(load, ends_at, begun, self._clock)
+        try:
+            arrival.wait_for(1)
+        except ArrivalError:
+            return False
+        self._manager.begin_arriving(load.plan)
+        arrival.timeline.opened = self._clock()
+        self.arriving, self.timeline = arrival, arrival.timeline
+        self.stats.layered += 1
+        return True
+
+    def fence(self, plan: CopyPlan) -> None:
+        """Copies are about to run: wait if one of them may read what is not there yet; ArrivalError if it won't be."""
+        arrival = self.arriving
+        if arrival is not None and arrival.reads_of(plan):
+            self.settle()
+            arrival.wait_all()
+
+    def await_arrival(self) -> None:
+        """Wait until what is arriving is there, or will not be; then ``settle`` takes no time."""
+        if self.arriving is not None:
+            self.arriving.load.wait(self.arriving.ends_at, self._clock())
+
+    def settle(self) -> None:
+        """Wait for what is arriving; what did not come is quarantined, and sequences that read it are broken."""
+        if self.arriving is not None:
+            self.await_arrival()
+            self._conclude(self.arriving)
+
+    def give_up(self, patience_s: float = GIVE_UP_PATIENCE) -> None:
+        """Nobody needs what is arriving any more: read nothing more of it."""
+        if self.arriving is not None:
+            self.arriving.load.cancel()
+            self.arriving.load.wait(self._clock() + patience_s, self._clock())
+            self._conclude(self.arriving)
+
+    def _conclude(self, arrival: Arrival) -> None:
+        self.arriving = None
+        arrival.end(Ended.BROKEN)
+        load = arrival.load
+        if not load.done:
+            # A late write may still land in its slots: they stay held, but nobody reads them.
+            load.cancel()
+            self._manager.withdraw(load.plan, arrival.nothing)
+            self._late.append(load)
+            self.stats.late += 1
+        elif not load.finish(self._manager).any():
+            arrival.end(Ended.WHOLE)
+            load.touch(self._manager.layout)
+
+    def note_limits(
+        self,
+        chain: Chain,
+        found: Sequence[Places | None],
+        salt: bytes,
+        extra_keys: Sequence[ExtraKey],
+        floor: Grade,
     ) -> None:
         """Remember what a tier has of a chain that is not good enough, where that is what keeps it from being used."""
-        for link, places in zip(self.links, offer.places, strict=True):
+        for link, places in zip(self.links, found, strict=True):
             if places is not None and (places.entries["grade"] < int(floor)).any():
                 names: dict[str, Any] = {"salt": salt, "extra_keys": extra_keys, "floor": floor}
-                found = self._manager.explain_load(chain.tokens, objects_of(places), tier=link.tier.name, **names)
-                self.limits += [limit for limit in found if limit not in self.limits]
+                stored, tier = objects_of(places, self.parts), link.tier.name
+                limits = self._manager.explain_load(chain.tokens, stored, tier=tier, **names)
+                self.limits += [limit for limit in limits if limit not in self.limits]
 
     # ---------------------------------------------------------------- storing
 
@@ -268,7 +372,8 @@ class Hierarchy:
     def _store(self, link: Link, chain: Chain, end: _End) -> bool:
         """Begin to store the units of an end that a tier lacks; False when the lane has no room."""
         manager = self._manager
-        stored = kept_of(link.find(manager.layout, chain).places)
+        self.settle()  # nothing is stored that is not there yet
+        stored = kept_of(link.find(manager.layout, chain).places, self.parts)
         for floor in (Grade.CANONICAL, Grade.FAITHFUL, Grade.APPROXIMATE):
             plan = manager.plan_offload(chain.tokens, stored, salt=end.salt, extra_keys=end.extra_keys, floor=floor)
             if plan is None:
@@ -284,12 +389,24 @@ class Hierarchy:
         return True
 
     def _after_store(self, link: Link) -> Callable[[], None]:
-        """What a lane does after a publication: move what is coldest in its tier on to the next one."""
-        number = self.links.index(link)
-        tier = link.tier
-        if number + 1 == len(self.links) or not isinstance(tier, HandsOn):
-            return lambda: None
-        return Demotion(tier, self.links[number + 1], self.options).run
+        """What a lane does after a publication: see to what is cold in its tier."""
+        return self._after[self.links.index(link)]
+
+    def _housekeeping(self, number: int) -> Callable[[], None]:
+        link, work = self.links[number], list[Callable[[], None]]()
+        if isinstance(link.tier, Rewrites) and self.options.cold_form is not ColdForm.NONE:
+            forms = Forms(link.tier.name, self._manager.spec.groups, self.options.cold_form, link.parts)
+            layout = link.parts.layout(self._manager.layout)
+            self.cooling.append(Cooling(link.tier, layout, forms, self.options))
+            work.append(self.cooling[-1].run)
+        if number + 1 < len(self.links) and isinstance(link.tier, HandsOn):
+            work.append(Demotion(link.tier, self.links[number + 1], self.options).run)
+
+        def run() -> None:
+            for each in work:
+                each()
+
+        return run
 
     def collect(self) -> None:
         """Let go of the slots of what has ended, and begin what waits."""
@@ -312,6 +429,12 @@ class Hierarchy:
     def waiting(self) -> bool:
         """Whether transfers hold slots that they will let go of."""
         return bool(self._stores or self._late or self._ahead)
+
+    @property
+    def moving(self) -> bool:
+        """Whether bytes are on their way now."""
+        loads = [*self._late, *self._ahead.values(), *([] if self.arriving is None else [self.arriving.load])]
+        return any(not load.done for load in loads) or any(not job.done for _, _, job in self._stores)
 
     def make_room(self) -> None:
         """Somebody needs room: give up what was fetched ahead, and wait a little for what is being stored."""
@@ -337,6 +460,7 @@ class Hierarchy:
         A tier that hangs is left to itself after a while, and what waits for it is lost.
         """
         ends = self._clock() + patience_s
+        self.give_up()
         self._drop_ahead()
         self.flush(patience_s)
         for number, link in enumerate(self.links):

@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
-from kvloom.core.allocation import columns_of
 from kvloom.plan import ArenaGeometry, Chain, TransferPlan
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.tiers.contract import Tier
-from kvloom.tiers.values import Found, Need, Places, Published, Result, Unit
+from kvloom.tiers.values import Found, Need, NewObject, Places, Published, Result, Unit
 from kvloom.transfer.forms import Forms
 from kvloom.transfer.lanes import Job, Lane, State, Urgency
 from kvloom.transfer.memory import SlotMemory
 from kvloom.transfer.options import ColdForm, TransferOptions
+from kvloom.transfer.parts import Parts
+from kvloom.transfer.progress import Piece, Progress, Way
 from kvloom.transfer.stats import TierStats
 from kvloom.types import AnyArray, Grade, IntArray, PayloadForm
 
@@ -29,21 +30,6 @@ _YIELD_S, _YIELDS_S = 0.02, 1.0
 """Seconds that a store waits for loads before each object, and for a whole unit, at most."""
 
 Results = npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Of the groups of a model: bytes of one ``slot``, and ``columns`` in a segment; int64 ``[groups]``."""
-
-    slot: IntArray
-    columns: IntArray
-
-    @classmethod
-    def of(cls, spec: ModelSpec) -> Sizes:
-        """Those of ``spec``."""
-        slots = np.array([group.slot_bytes for group in spec.groups], dtype=np.int64)
-        columns = np.array([columns_of(group, spec.segment_tokens) for group in spec.groups], dtype=np.int64)
-        return cls(slots, columns)
 
 
 class Link:
@@ -61,9 +47,11 @@ class Link:
     ) -> None:
         self.tier, self.stats = tier, TierStats()
         self._memory, self._spec, self._geometry = memory, spec, geometry
-        self._sizes, self._clock = Sizes.of(spec), clock
-        self.forms = Forms(tier.name, spec.groups, options.cold_form if tier.durable else ColdForm.NONE)
-        self._window = options.prefetch_window
+        self._clock = clock
+        self.parts = Parts.of(spec)
+        self._slot_bytes = np.array([group.slot_bytes for group in spec.groups], dtype=np.int64)
+        self._snapshots = np.array([group.is_snapshot for group in spec.groups], dtype=np.bool_)
+        self.forms = Forms(tier.name, spec.groups, options.cold_form if tier.durable else ColdForm.NONE, self.parts)
         self.reading = lane(
             f"kvloom-load-{tier.name}", {Urgency.LOAD: 64, Urgency.PREFETCH: options.most_prefetches}, clock
         )
@@ -79,28 +67,29 @@ class Link:
 
     def find(self, layout: bytes, chain: Chain) -> Found:
         """What the tier has of a chain, as far as it fits the model."""
-        found = self.tier.lookup(layout, chain.digests, root=chain.root)
+        found = self.tier.lookup(self.parts.layout(layout), chain.digests, root=chain.root)
         entries = found.places.entries
-        fits = (entries["grade"] <= int(Grade.CANONICAL)) & (entries["group"] < len(self._spec.groups))
-        group = entries["group"][fits].astype(np.int64)
-        fits[fits] = (entries["column"][fits] < self._sizes.columns[group]) & self.forms.fits(entries[fits], group)
-        places = found.places if fits.all() else found.places.take(fits)
-        return Found(found.known, found.boundary, places, found.tails)
+        fits = (entries["grade"] <= int(Grade.CANONICAL)) & self.parts.known(entries["group"], entries["column"])
+        fits[fits] = self.forms.fits(entries[fits])
+        return found if fits.all() else replace(found, places=found.places.take(fits))
+
+    def touch(self, layout: bytes, digest: bytes) -> None:
+        """The unit that ends at this node was used."""
+        self.stats.loads += 1
+        self.tier.touch(self.parts.layout(layout), digest)
 
     # ---------------------------------------------------------------- loading
 
-    def load(self, places: Places, offsets: IntArray, urgency: Urgency, within: float | None) -> Job[Results] | None:
-        """Begin to read objects to ``offsets`` of the arena; the job returns the ``Result`` of each.
+    def load(
+        self, places: Places, offsets: IntArray, pieces: Sequence[IntArray], way: Way, progress: Progress
+    ) -> Job[Results] | None:
+        """Begin to read records to ``offsets`` of the arena; the job returns the ``Result`` of each.
 
-        A prefetch reads ``prefetch_window`` blocks at a time.  None when the lane is full, or hangs.
+        It reads the ``pieces`` (indices of records) one after the other, and tells ``progress`` of each.  None when the
+        lane is full, or hangs.
         """
         if self.reading.hung:
             return None
-        pieces = [np.arange(len(places))]
-        if urgency is Urgency.PREFETCH:
-            order = np.argsort(places.rows, kind="stable")
-            begins = np.flatnonzero(np.diff(places.rows[order] // self._window)) + 1
-            pieces = np.split(order, begins)
 
         def work(job: Job[Results]) -> Generator[None, None, Results]:
             results = np.full(len(places), Result.STOPPED, dtype=np.uint8)
@@ -109,19 +98,24 @@ class Link:
                     yield
                 if job.stopped():
                     break
-                begun = self._clock()
-                part = places.take(piece)
-                results[piece] = self._read(part, offsets[piece], job.stopped)
-                took = self._clock() - begun
-                self.stats.load_seconds += took
-                if not results[piece].any():
-                    self.forms.read.note(part.nbytes, took)
+                begun, part = self._clock(), places.take(piece)
+                if len(piece):
+                    results[piece] = self._read(part, offsets[piece], job.stopped)
+                ended = self._clock()
+                self.stats.load_seconds += ended - begun
+                whole = not results[piece].any()
+                if whole:
+                    self.forms.read.note(part.nbytes, ended - begun)
+                progress.passed_one(Piece(begun, ended, part.nbytes), whole)
             return results
 
-        return self.reading.submit(urgency, work, within)
+        return self.reading.submit(way.urgency, work, way.within)
 
     def _read(self, places: Places, offsets: IntArray, stop: Callable[[], bool]) -> Results:
-        """Read what lies as it is straight into the arena, where that can be; the rest through other memory."""
+        """Read what lies as it is straight into the arena, where that can be; the rest through other memory.
+
+        Where it says that something is there, anybody may read it.
+        """
         memory = self._memory.host_memory()
         raw = places.entries["form"] == PayloadForm.RAW
         if memory is None or not raw.any():
@@ -149,19 +143,21 @@ class Link:
                 payload = staging[int(begin[i]) : int(begin[i] + size[i])]
                 if not self._put(places.entries[piece[i]], payload, int(offsets[piece[i]])):
                     results[piece[i]] = Result.INTEGRITY
+        self._memory.settle()
         return results
 
     def _put(self, entry: AnyArray, payload: npt.NDArray[np.uint8], offset: int) -> bool:
-        """Bring a verified payload into its slot; False when it is not what its form says."""
+        """Bring the verified payload of a part to its place; False when it is not what its form says."""
         group, form = int(entry["group"]), int(entry["form"])
-        memory, size = self._memory.host_memory(), int(self._sizes.slot[group])
+        part = int(entry["column"]) % int(self.parts.count[group])
+        memory, size = self._memory.host_memory(), int(self.parts.size[group, part])
         if form == PayloadForm.RAW:
             slot = payload
         elif memory is not None:
-            return self.forms.decode(form, group, payload, memory[offset : offset + size])
+            return self.forms.decode(form, (group, part), payload, memory[offset : offset + size])
         else:
             slot = np.empty(-(-size // 8), np.uint64).view(np.uint8)[:size]
-            if not self.forms.decode(form, group, payload, slot):
+            if not self.forms.decode(form, (group, part), payload, slot):
                 return False
         self._memory.write_slots(np.array([offset]), np.array([size]), slot)
         return True
@@ -192,16 +188,29 @@ class Link:
 
             return read
 
-        forms = self.forms.for_unit(plan.group)
-        items = zip(plan.row.tolist(), plan.group.tolist(), plan.column.tolist(), plan.grade.tolist(), strict=True)
+        parts, segment, forms = self.parts, chain.segment, self.forms.for_unit(plan.group)
+        count = parts.count[plan.group]
         offsets = slot_offsets(self._geometry, plan).tolist()
-        objects = [
-            self.forms.make((row, group, column), Grade(grade), forms[group], reading(offset))
-            for (row, group, column, grade), offset in zip(items, offsets, strict=True)
+        items = zip(plan.row.tolist(), plan.group.tolist(), plan.column.tolist(), plan.grade.tolist(), strict=True)
+        objects: list[NewObject] = []
+        for (row, group, column, grade), offset in zip(items, offsets, strict=True):
+            reads = [reading(offset + begin) for begin in parts.begin[group, : parts.count[group]].tolist()]
+            objects += self.forms.make((row, group, column), Grade(grade), forms[group], reads)
+        if not parts.whole:
+            # As a restore wants them: what it copies, then layer by layer, so that a stage lies together on the disk.
+            item = np.repeat(np.arange(len(plan)), count)
+            part = np.arange(len(item)) - np.repeat(np.cumsum(count) - count, count)
+            layer = parts.first_layer[plan.group[item], part]
+            first = copied_first(plan, segment, self._snapshots)[item]
+            order = np.lexsort((plan.column[item], plan.row[item], plan.group[item], layer, ~first))
+            objects = [objects[i] for i in order.tolist()]
+        needs = [
+            Need(g, row, count * int(parts.count[g]), column * int(parts.count[g]))
+            for g, row, column, count in plan.needs.tolist()
         ]
-        needs = [Need(group, row, count, column) for group, row, column, count in plan.needs.tolist()]
-        rows, tokens = -(-plan.position // chain.segment), chain.tokens[: plan.position]
-        return Unit(layout, chain.root, chain.digests[:rows], tokens, chain.segment, tuple(objects), tuple(needs))
+        rows, tokens = -(-plan.position // segment), chain.tokens[: plan.position]
+        digests = chain.digests[:rows]
+        return Unit(parts.layout(layout), chain.root, digests, tokens, segment, tuple(objects), tuple(needs))
 
     def _give_way(self, lanes: Sequence[Lane], patience: list[float]) -> None:
         """Let loads go first for a while."""
@@ -223,7 +232,7 @@ class Link:
         for g, count in zip(names.tolist(), counts.tolist(), strict=True):
             self.stats.objects_loaded[self._spec.groups[g].name] += count
             self.stats.bytes_loaded[self._spec.groups[g].kind.name.lower()] += count * self._spec.groups[g].slot_bytes
-        return int((self._sizes.slot[group[good]]).sum())
+        return int(self._slot_bytes[group[good]].sum())
 
     def count_store(self, plan: TransferPlan, job: Job[Published]) -> None:
         """Enter how a publication ended, or that it did not."""
@@ -241,6 +250,17 @@ class Link:
             for g, count in zip(*np.unique(plan.group, return_counts=True), strict=True):
                 spec = self._spec.groups[int(g)]
                 self.stats.bytes_stored[spec.kind.name.lower()] += int(count) * spec.slot_bytes
+
+
+def copied_first(plan: TransferPlan, segment: int, snapshots: AnyArray) -> AnyArray:
+    """Which objects of a plan are copied before the first forward, bool ``[n]``: snapshots, and a checkpoint's blocks.
+
+    ``snapshots``: bool ``[groups]``.
+    """
+    first: AnyArray = snapshots[plan.group]
+    if plan.position % segment:
+        first = first | (plan.row == plan.position // segment)
+    return first
 
 
 def slot_offsets(geometry: ArenaGeometry, plan: TransferPlan) -> IntArray:

@@ -9,11 +9,31 @@ import numpy as np
 
 from kvloom.manager import Manager
 from kvloom.plan import Chain, TransferPlan
-from kvloom.tiers.values import Result
+from kvloom.tiers.values import Places, Result
 from kvloom.transfer.lanes import Job, Urgency
-from kvloom.transfer.link import Link, Results, slot_offsets
+from kvloom.transfer.link import Link, Results, copied_first, slot_offsets
 from kvloom.transfer.offers import Offer
-from kvloom.types import IntArray
+from kvloom.transfer.progress import Progress, Way
+from kvloom.transfer.stages import Stages, stages_of
+from kvloom.types import AnyArray, IntArray
+
+SMALLEST_STEP = 32 << 10
+"""Bytes of a piece that is read only to see how fast it goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bringing:
+    """What one tier brings: ``item`` int64 ``[records]``, the object of the plan that each record is a part of.
+
+    ``job`` is None when the lane took no more; ``number`` is the place of the tier.
+    """
+
+    number: int
+    link: Link
+    job: Job[Results] | None
+    progress: Progress
+    item: IntArray
+    n_bytes: int
 
 
 @dataclass(slots=True)
@@ -22,13 +42,15 @@ class Load:
 
     Attributes:
         chain: of the prompt.
-        plan: its slots are held, and nobody sees what lies there, until ``finish``.
-        parts: (link, job, objects of the plan that it brings).
+        plan: its slots are held, and nobody sees what lies there, until ``finish`` (or ``Manager.begin_arriving``).
+        stages: in which its records come.
+        bringing: by tier.
     """
 
     chain: Chain
     plan: TransferPlan
-    parts: list[tuple[Link, Job[Results] | None, IntArray]] = field(default_factory=list)
+    stages: Stages
+    bringing: list[Bringing] = field(default_factory=list)
 
     @classmethod
     def begin(
@@ -38,63 +60,106 @@ class Load:
         chain: Chain,
         plan: TransferPlan,
         offer: Offer,
-        urgency: Urgency,
-        within: float | None,
+        way: Way,
+        window: int,
+        wanted: AnyArray | None = None,
     ) -> Load:
-        """Hand the objects of a plan to the lanes of the tiers that have them."""
-        load = cls(chain, plan)
+        """Hand the records of a plan to the lanes of the tiers that have them.
+
+        A prefetch reads ``window`` blocks of every group at a time, so that it can give way; a load its stages.
+        ``wanted``: bool ``[len(plan)]``, the objects to bring; None: all of them.
+        """
+        parts = links[0].parts
         tiers, index = offer.of_plan(plan)
         offsets = slot_offsets(manager.geometry, plan)
+        count = parts.count[plan.group]
+        item = np.repeat(np.arange(len(plan)), count)
+        part = np.arange(len(item)) - np.repeat(np.cumsum(count) - count, count)
+        snapshots = np.array([group.is_snapshot for group in manager.spec.groups], dtype=np.bool_)
+        first = copied_first(plan, chain.segment, snapshots)
+        stages = stages_of(plan, item, part, first, parts, way.restoring)
+        load = cls(chain, plan, stages)
         for tier, link in enumerate(links):
-            mine = np.flatnonzero(tiers == tier)
-            places = offer.places[tier]
-            if len(mine) and places is not None:
-                job = link.load(places.take(index[mine]), offsets[mine], urgency, within)
-                load.parts.append((link, job, mine))
+            here = tiers[item] == tier
+            mine = np.flatnonzero(here if wanted is None else here & wanted[item])
+            known = offer.places[tier]
+            if not len(mine) or known is None:
+                continue
+            places = known.take(index[item[mine]] + part[mine])
+            where = offsets[item[mine]] + parts.begin[plan.group[item[mine]], part[mine]]
+            if way.urgency is Urgency.PREFETCH:
+                pieces = _by_rows(places, window)
+            else:
+                pieces = [np.flatnonzero(stages.of_record[mine] == stage) for stage in range(stages.count)]
+                if stages.count == 1:
+                    pieces = np.array_split(pieces[0], min(way.steps, max(1, places.nbytes // SMALLEST_STEP)))
+            progress, n_bytes = Progress(), places.nbytes
+            job = link.load(places, where, pieces, way, progress)
+            load.bringing.append(Bringing(tier, link, job, progress, item[mine], n_bytes))
         return load
 
     @property
     def done(self) -> bool:
         """Whether nothing of it moves any more."""
-        return all(job is None or job.done for _, job, _ in self.parts)
+        return all(each.job is None or each.job.done for each in self.bringing)
 
     def hasten(self, within: float) -> None:
         """A request waits for it now."""
-        for link, job, _ in self.parts:
-            if job is not None:
-                link.reading.hasten(job, Urgency.LOAD, within)
+        for each in self.bringing:
+            if each.job is not None:
+                each.link.reading.hasten(each.job, Urgency.LOAD, within)
 
     def wait(self, ends_at: float, now: float) -> bool:
         """Wait until it is done, or the time is over; whether it is done."""
-        for link, job, _ in self.parts:
-            if job is not None and not job.wait(max(0.0, ends_at - now)):
+        for each in self.bringing:
+            if each.job is not None and not each.job.wait(max(0.0, ends_at - now)):
                 return False
-            now = max(now, link.now())
+            now = max(now, each.link.now())
         return True
 
     def cancel(self) -> None:
         """Read nothing more than what is being read."""
-        for _, job, _ in self.parts:
-            if job is not None:
-                job.cancel()
+        for each in self.bringing:
+            if each.job is not None:
+                each.job.cancel()
+
+    @property
+    def share(self) -> float:
+        """Share of its bytes that is there."""
+        total = sum(each.n_bytes for each in self.bringing)
+        return sum(piece.n_bytes for each in self.bringing for piece in each.progress.pieces) / max(1, total)
+
+    def results(self) -> Results:
+        """What became of every object, counted; only when it is done.  An object arrived when all of its parts did."""
+        results = np.zeros(len(self.plan), dtype=np.uint8)
+        brought = np.zeros(len(self.plan), dtype=np.bool_)
+        for each in self.bringing:
+            found = each.job.result() if each.job is not None else None
+            np.maximum.at(results, each.item, np.uint8(Result.STOPPED) if found is None else found)
+            brought[each.item] = True
+        results[~brought] = Result.STOPPED
+        for each in self.bringing:
+            mine = np.unique(each.item)
+            each.link.count_load(self.plan.group[mine], results[mine])
+        return results
 
     def finish(self, manager: Manager) -> Results:
         """Publish what arrived, give back the other slots, and count; only when it is done."""
         results = np.full(len(self.plan), Result.STOPPED, dtype=np.uint8)
         try:
-            for _, job, mine in self.parts:
-                found = job.result() if job is not None else None
-                if found is not None:
-                    results[mine] = found
+            results = self.results()
         finally:
             manager.finish_load(self.plan, results == Result.OK)
-        for link, _, mine in self.parts:
-            link.count_load(self.plan.group[mine], results[mine])
         return results
 
     def touch(self, layout: bytes) -> None:
         """Tell the tiers that had it that their unit was used."""
         row = -(-self.plan.position // self.chain.segment) - 1
-        for link, _, _ in self.parts:
-            link.stats.loads += 1
-            link.tier.touch(layout, self.chain.digests[row].tobytes())
+        for each in self.bringing:
+            each.link.touch(layout, self.chain.digests[row].tobytes())
+
+
+def _by_rows(places: Places, window: int) -> list[IntArray]:
+    order = np.argsort(places.rows, kind="stable")
+    begins = np.flatnonzero(np.diff(places.rows[order] // window)) + 1
+    return np.split(order, begins)

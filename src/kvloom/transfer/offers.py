@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvloom.plan import StoredObjects, TransferPlan
 from kvloom.tiers.values import Places
+from kvloom.transfer.parts import Parts
 from kvloom.types import AnyArray, Grade, Int32Array, IntArray, PayloadForm
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """The objects of which one tier has all parts, at one grade.
+
+    Attributes:
+        stored: as the manager takes them.
+        places: of their parts, those of an object one after the other.
+        first: int64 ``[n]``, where the parts of every object begin in ``places``.
+    """
+
+    stored: StoredObjects
+    places: Places
+    first: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +33,7 @@ class Offer:
     """Attributes:
     stored: the objects, as the manager takes them.
     tier: int32 ``[n]``, index of the tier that has the copy.
-    index: int64 ``[n]``, its index among the places of that tier.
+    index: int64 ``[n]``, the first of its parts among the places of that tier.
     places: of every tier.
     """
 
@@ -30,47 +46,71 @@ class Offer:
         return len(self.tier)
 
     def of_plan(self, plan: TransferPlan) -> tuple[Int32Array, IntArray]:
-        """For every object of ``plan`` its tier, and its index among the places of that tier."""
+        """For every object of ``plan`` its tier, -1 for none, and its first part among the places of that tier."""
         own = _keys(self.stored.row, self.stored.group, self.stored.column)
-        order = np.argsort(own, kind="stable")
-        at = order[np.searchsorted(own[order], _keys(plan.row, plan.group, plan.column))]
-        return self.tier[at], self.index[at]
+        if not len(own):
+            return np.full(len(plan), -1, dtype=np.int32), np.zeros(len(plan), dtype=np.int64)
+        asked, order = _keys(plan.row, plan.group, plan.column), np.argsort(own, kind="stable")
+        at = order[np.minimum(np.searchsorted(own[order], asked), len(own) - 1)]
+        there = own[at] == asked
+        return np.where(there, self.tier[at], np.int32(-1)), np.where(there, self.index[at], 0)
 
 
-def make_offer(found: Sequence[Places | None], floor: Grade) -> Offer:
+def whole_objects(places: Places, parts: Parts) -> Whole:
+    """The objects that ``places`` (which fit the model) have all parts of."""
+    entries = places.entries
+    group, column = entries["group"].astype(np.int64), entries["column"].astype(np.int64)
+    count = parts.count[group]
+    if parts.whole:
+        order = np.arange(len(entries))
+        first: IntArray = order
+    else:
+        order = np.lexsort((column, entries["grade"], column // count, group, places.rows))
+        key = np.stack([places.rows, group, column // count, entries["grade"].astype(np.int64)])[:, order]
+        begins = np.flatnonzero(np.append(True, (key[:, 1:] != key[:, :-1]).any(axis=0))) if len(order) else order
+        lengths = np.diff(np.append(begins, len(order)))
+        expected = np.arange(len(order)) - np.repeat(begins, lengths)
+        odd = np.append(0, np.cumsum((column % count)[order] != expected))
+        first = begins[(lengths == count[order][begins]) & (odd[begins + lengths] == odd[begins])]
+    at = order[first]
+    columns = (places.rows[at], group[at], (column // count)[at], entries["grade"][at])
+    stored = StoredObjects(*(np.ascontiguousarray(each, dtype=np.int32) for each in columns))
+    return Whole(stored, places.take(order), first.astype(np.int64))
+
+
+def make_offer(found: Sequence[Places | None], floor: Grade, parts: Parts) -> Offer:
     """Of places in several tiers, nearest first, the first copy of every object that is ``floor`` or better."""
-    parts: list[tuple[AnyArray, AnyArray, AnyArray, AnyArray, AnyArray, AnyArray]] = []
-    for tier, places in enumerate(found):
-        if places is None:
+    made: list[tuple[AnyArray, AnyArray, AnyArray, AnyArray, AnyArray, AnyArray]] = []
+    places: list[Places | None] = []
+    for tier, each in enumerate(found):
+        if each is None:
+            places.append(None)
             continue
-        good = np.flatnonzero(places.entries["grade"] >= int(floor))
-        entries, rows = places.entries[good], places.rows[good]
-        parts.append(
-            (rows, entries["group"], entries["column"], entries["grade"], np.full(len(good), tier, np.int32), good)
-        )
-    if not parts:
-        return Offer(no_objects(), np.empty(0, np.int32), np.empty(0, np.int64), tuple(found))
-    row, group, column, grade, which, index = (np.concatenate(each) for each in zip(*parts, strict=True))
-    _, first = np.unique(_keys(row, group, column), return_index=True)
-    columns = (np.ascontiguousarray(each[first], dtype=np.int32) for each in (row, group, column, grade))
-    return Offer(StoredObjects(*columns), which[first], index[first].astype(np.int64), tuple(found))
+        whole = whole_objects(each, parts)
+        places.append(whole.places)
+        stored, good = whole.stored, np.flatnonzero(whole.stored.grade >= int(floor))
+        columns = (stored.row[good], stored.group[good], stored.column[good], stored.grade[good])
+        made.append((*columns, np.full(len(good), tier, np.int32), whole.first[good]))
+    if not made:
+        return Offer(no_objects(), np.empty(0, np.int32), np.empty(0, np.int64), tuple(places))
+    row, group, column, grade, which, index = (np.concatenate(each) for each in zip(*made, strict=True))
+    _, once = np.unique(_keys(row, group, column), return_index=True)
+    objects = StoredObjects(*(np.ascontiguousarray(each[once], np.int32) for each in (row, group, column, grade)))
+    return Offer(objects, which[once], index[once].astype(np.int64), tuple(places))
 
 
-def objects_of(places: Places | None) -> StoredObjects:
+def objects_of(places: Places | None, parts: Parts) -> StoredObjects:
     """All that one tier has, as the manager takes it."""
+    return no_objects() if places is None else whole_objects(places, parts).stored
+
+
+def kept_of(places: Places | None, parts: Parts) -> StoredObjects:
+    """The same for a store: what is there in a form that is not exact is not to be written again."""
     if places is None:
         return no_objects()
-    entries = places.entries
-    columns = (places.rows, entries["group"], entries["column"], entries["grade"])
-    return StoredObjects(*(np.ascontiguousarray(column, dtype=np.int32) for column in columns))
-
-
-def kept_of(places: Places | None) -> StoredObjects:
-    """The same for a store: what is there in a form that is not exact is not to be written again."""
-    stored = objects_of(places)
-    if places is not None:
-        stored.grade[places.entries["form"] == PayloadForm.FP8] = int(Grade.CANONICAL)
-    return stored
+    entries = places.entries.copy()
+    entries["grade"][entries["form"] == PayloadForm.FP8] = int(Grade.CANONICAL)
+    return objects_of(replace(places, entries=entries), parts)
 
 
 def joined(stored: StoredObjects, plan: TransferPlan) -> StoredObjects:

@@ -28,6 +28,17 @@ class ColdForm(enum.StrEnum):
     """Also eight-bit floats, which is not exact: such objects are ``approximate``."""
 
 
+class Restoring(enum.StrEnum):
+    """When a request goes on with a prefix that is being read for it."""
+
+    AUTO = "auto"
+    """``LAYERS`` where enough is left to read that overlapping it with the forward pays, else ``WHOLE``."""
+    LAYERS = "layers"
+    """As soon as the state of the first layers is there; each layer of its first forward waits for its own."""
+    WHOLE = "whole"
+    """Once everything is there."""
+
+
 @dataclass(frozen=True, slots=True)
 class TransferOptions:
     """Attributes:
@@ -41,6 +52,7 @@ class TransferOptions:
     host_mark: share of a tier above which what is coldest there is moved to the next one.
     most_stores: ends of sequences that may wait to be stored in one tier; others come later, or not at all.
     most_prefetches: prefetches that may be under way.
+    restoring: see ``Restoring``.
     """
 
     gpu_watermark: float = 0.8
@@ -52,6 +64,7 @@ class TransferOptions:
     host_mark: float = 0.9
     most_stores: int = 8
     most_prefetches: int = 16
+    restoring: Restoring = Restoring.AUTO
 
     def __post_init__(self) -> None:
         for name in ("gpu_watermark", "host_mark"):

@@ -52,12 +52,14 @@ class TransferStats:
     Attributes:
         tiers: by name, nearest first.
         late: loads that were not waited for any longer.
+        layered: loads that a request began to use layer by layer while they went on.
         prefetched: loads that began before their request, and ``prefetch_used`` of these that it found.
         not_kept: ends of sequences that no tier was told of, by reason.
     """
 
     tiers: dict[str, TierStats]
     late: int = 0
+    layered: int = 0
     prefetched: int = 0
     prefetch_used: int = 0
     not_kept: Counter[str] = field(default_factory=Counter)
@@ -107,6 +109,7 @@ class TransferStats:
         """Plain values."""
         return {
             "late": self.late,
+            "layered": self.layered,
             "prefetched": self.prefetched,
             "prefetch_used": self.prefetch_used,
             "not_kept": dict(self.not_kept),

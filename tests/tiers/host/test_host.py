@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from pathlib import Path
 
@@ -343,7 +344,7 @@ def test_evictions_during_a_publication_leave_what_it_builds_on(store: HostStore
 
 def flip_payload(store: HostStore, row: int) -> None:
     page = int(store._books.a.obj[row, RUN])
-    store._memory[page * 4096 + 1234] ^= 1
+    store._books.memory[page * 4096 + 1234] ^= 1
 
 
 def flip_obj(column: int, bit: int = 0):
@@ -417,7 +418,7 @@ def test_d5_flipped_tokens_and_needs_are_noticed(store: HostStore, at: int) -> N
     store.publish(other)
     a = store._books.a
     node = store._books.unit_at(*end(unit))
-    store._memory[int(a.node[node, arrays.BLOB]) * 4096 + at] ^= 4
+    store._books.memory[int(a.node[node, arrays.BLOB]) * 4096 + at] ^= 4
     assert sum(len(batch.digests) for batch in store.catalogue()) == 2
     assert store.unit(*end(unit)) is None
     assert store.counts().recounts == 1
@@ -470,7 +471,7 @@ def test_c6_a_damaged_object_takes_with_it_only_what_needs_it(store: HostStore) 
 
 
 def flip_payload_at_start(store: HostStore, row: int) -> None:
-    store._memory[int(store._books.a.obj[row, RUN]) * 4096] ^= 255
+    store._books.memory[int(store._books.a.obj[row, RUN]) * 4096] ^= 255
 
 
 def test_a_damaged_unit_cannot_be_moved(store: HostStore) -> None:
@@ -503,6 +504,43 @@ def test_without_verification_damage_is_delivered() -> None:
         got, done = fetch(store, places)
         assert done.ok
         assert wrong(places, got, done.results) == 1
+
+
+def test_closing_gives_the_memory_back_when_the_last_unit_is_gone() -> None:
+    gone = threading.Event()
+
+    class Owned(np.ndarray):
+        def __del__(self) -> None:
+            if self.base is not None and self.shape == whole:
+                gone.set()
+
+    whole: tuple[int, ...] = ()
+
+    def memory(n: int) -> np.ndarray:
+        nonlocal whole
+        whole = (n,)
+        return aligned(n).view(Owned)
+
+    store = HostStore(4 * MIB, memory)
+    unit = WORLD.unit(tokens_of(1, 2))
+    store.publish(unit)
+    moved = store.unit(*end(unit))
+    assert moved is not None
+    store.close()
+    gc.collect()
+    assert not gone.is_set()
+    into = bytearray(moved.objects[0].size)
+    assert isinstance(moved.objects[0].payload, Fill)
+    moved.objects[0].payload.write(memoryview(into))
+    assert any(into)
+    del moved
+    gc.collect()
+    assert gone.is_set()
+    assert store.clear() == 0
+    assert store.coldest(1) == []
+    assert store.unit(*end(unit)) is None
+    assert list(store.catalogue()) == []
+    assert store.usage().units == 0
 
 
 def test_places_of_nonsense_are_missing(store: HostStore) -> None:

@@ -14,8 +14,8 @@ from kvloom.tiers.host.checked import BAD, GOOD, check_many
 from kvloom.tiers.host.xxh3 import SECRET, scratch
 
 STORE = HostStore(16 << 20)
-STORE._memory[: 8 << 20] = np.random.Generator(np.random.PCG64(1)).integers(0, 256, 8 << 20, np.uint8)
-STORE._memory[9 << 20 : 10 << 20] = 0
+STORE._books.memory[: 8 << 20] = np.random.Generator(np.random.PCG64(1)).integers(0, 256, 8 << 20, np.uint8)
+STORE._books.memory[9 << 20 : 10 << 20] = 0
 
 
 def run(sizes: list[int], size: int, seed: int, off: int, damage: int = -1) -> None:
@@ -26,7 +26,7 @@ def run(sizes: list[int], size: int, seed: int, off: int, damage: int = -1) -> N
         pages = min(pages, left)
         if not pages:
             break
-        parts.append(STORE._memory[page * 4096 : (page + pages) * 4096])
+        parts.append(STORE._books.memory[page * 4096 : (page + pages) * 4096])
         left -= pages
         a.run[page] = pages, page + pages + 3 if left else -1
         page += pages + 3

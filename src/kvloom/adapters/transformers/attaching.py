@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from transformers import PreTrainedModel
 
 from kvloom.adapters.transformers.engine import Engine
 from kvloom.adapters.transformers.probe import probe
+from kvloom.adapters.transformers.recovering import Recoverer, Replay, replay_of
 from kvloom.config import Device, parse_size
 from kvloom.errors import ConfigError, InputError, UnsupportedError
 from kvloom.eviction import EvictionPolicy
@@ -42,6 +44,7 @@ def attach(
     store: DiskStore | None = None,
     tiers: Sequence[Tier] = (),
     transfers: TransferOptions | None = None,
+    replay: Replay | str = Replay.OFF,
 ) -> Engine:
     """Let kvloom manage the cached state of ``model``.
 
@@ -61,6 +64,9 @@ def attach(
         store: a disk store that outlives the process, behind the host tier.
         tiers: other cold tiers, nearest first, behind these two; see ``docs/tiers.md``.
         transfers: when and how state moves between the tiers.
+        replay: ``auto``: a prompt goes on in the way that is expected to be fastest: computing, loading, or making lost
+            windows and tails again by running a few tokens over the compressed state that is still there, which gives
+            ``faithful`` state; ``off``: whatever a tier has is loaded.  Not together with ``watch``.
 
     Prefixes are looked for in all tiers, and ends of prompts and of responses are kept there.  The engine closes the
     tiers.  They cannot be used together with ``watch``.
@@ -80,6 +86,9 @@ def attach(
         raise UnsupportedError("what comes from a colder tier cannot be recorded; give attach either tiers or a watch")
     if store is not None and not isinstance(store, DiskStore):
         raise InputError(f"store must be a DiskStore, as DiskStore.open makes it, not {type(store).__name__}")
+    way = replay_of(replay)
+    if watch is not None and way is not Replay.OFF:
+        raise UnsupportedError("a replay cannot be recorded; give attach either replay or a watch")
     config = model.config.get_text_config(decoder=True)
     dtype = str(model.dtype).removeprefix("torch.")
     tier = Device(device)
@@ -91,12 +100,15 @@ def attach(
     try:
         manager = make(spec, [tier], policy=policy, max_sequences=max_sequences, thread_id=threading.get_ident)
         behind = [] if host is None else [_host_tier(parse_size(host), model.device)]
-        return Engine(model, spec, manager, [*behind, *([] if store is None else [store]), *tiers], transfers)
+        engine = Engine(model, spec, manager, [*behind, *([] if store is None else [store]), *tiers], transfers)
     except (MemoryError, OSError) as error:
         raise ConfigError(
             f"this machine cannot give a device tier of {tier.size} bytes with {max_sequences} sequences ({error}); "
             "use a smaller size, or fewer sequences"
         ) from error
+    if way is Replay.AUTO:
+        engine.recoverer = Recoverer(engine, time.perf_counter)
+    return engine
 
 
 def _check_model(model: object) -> None:

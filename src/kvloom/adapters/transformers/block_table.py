@@ -39,6 +39,13 @@ class Attachment(Protocol):
     removed: bool
 
 
+class Gate(Protocol):
+    """What a sequence waits at before it reads state that may still be on its way."""
+
+    def wait(self, group: int, layer: int) -> None:
+        """Return once the state of a layer (by its place in its group) is there."""
+
+
 class Flight:
     """The forward in progress: the tokens of positions [start, end) are being computed; idle when ``end`` is -1."""
 
@@ -79,6 +86,7 @@ class BlockTable:
         first, last: logical blocks in use, half open.
         offsets: byte offsets of their slots, int64 ``[last - first]``.
         version: grows when anything changed; ``epoch``: grows when a block may have moved.
+        index: of the group; ``gate``: what every read waits at, None when all state is there.
     """
 
     def __init__(self, sequence: Sequence, index: int, group: GroupSpec, geometry: ArenaGeometry) -> None:
@@ -88,7 +96,8 @@ class BlockTable:
         self.version = self.epoch = 0
         self._published = 0
         self._sequence = sequence
-        self._index = index
+        self.index = index
+        self.gate: Gate | None = None
         self._geometry = geometry
         self.offsets: IntArray = np.empty(0, dtype=np.int64)
         self._runs: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
@@ -96,7 +105,7 @@ class BlockTable:
 
     def refresh(self) -> None:
         """Take over what the manager reserved or released since the last call."""
-        first, last = self._sequence.first_block(self._index), self._sequence.num_blocks(self._index)
+        first, last = self._sequence.first_block(self.index), self._sequence.num_blocks(self.index)
         self._take_over_published()
         if first == self.first and last == self.last:
             return
@@ -108,20 +117,20 @@ class BlockTable:
             self.offsets = self.offsets[:0]
             self.first = self.last = first
         kept = self.offsets[first - self.first :]
-        table = self._sequence.block_table(self._index)
+        table = self._sequence.block_table(self.index)
         slots = table.take(range(self.last, last), mode="wrap")
-        self.offsets = np.concatenate([kept, self._geometry.slot_offsets(self._index, slots)])
+        self.offsets = np.concatenate([kept, self._geometry.slot_offsets(self.index, slots)])
         self.first, self.last = first, last
 
     def _take_over_published(self) -> None:
         """A commit may have replaced blocks of ours by equal ones that the index had already."""
-        published = self._sequence.published_blocks(self._index)
+        published = self._sequence.published_blocks(self.index)
         begin, end = max(self._published, self.first), min(published, self.last)
         self._published = published
         if begin >= end:
             return
-        slots = self._sequence.block_table(self._index).take(range(begin, end), mode="wrap")
-        now = self._geometry.slot_offsets(self._index, slots)
+        slots = self._sequence.block_table(self.index).take(range(begin, end), mode="wrap")
+        now = self._geometry.slot_offsets(self.index, slots)
         here = slice(begin - self.first, end - self.first)
         if (self.offsets[here] != now).any():
             self.offsets[here] = now

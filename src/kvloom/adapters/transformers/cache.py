@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from transformers import DynamicCache
@@ -27,12 +27,19 @@ from kvloom.adapters.transformers.layers import (
     refuse,
 )
 from kvloom.adapters.transformers.recurrent import PagedHybridLayer, PagedHybridSlidingLayer, PagedLinearLayer
-from kvloom.adapters.transformers.state import SequenceState
 from kvloom.errors import SpecError
 from kvloom.spec.model_spec import TensorSpec
 
 if TYPE_CHECKING:
     from kvloom.adapters.transformers.runner import Runner
+
+
+class State(Protocol):
+    """Where the tensors of a sequence lie."""
+
+    def parts(self, tensors: dict[str, tuple[int, int, TensorSpec]]) -> Parts:
+        """All tensors of one layer, given its entry of ``state.places``."""
+
 
 LayerClass = Callable[[Parts, Flight, Any], Any]
 
@@ -74,7 +81,7 @@ class LayerPlan:
             if index in tensors:
                 layer_class(template)
 
-    def make(self, state: SequenceState, flight: Flight) -> list[Any]:
+    def make(self, state: State, flight: Flight) -> list[Any]:
         """New layers over a sequence's state."""
         layers: list[Any] = []
         for index, template in enumerate(self.templates):
@@ -97,8 +104,19 @@ class PagedCache(Cache):
     """
 
     def __init__(self, runner: Runner) -> None:
-        super().__init__(layers=runner.layers)
         self.runner = runner
+        super().__init__(layers=runner.layers)
+
+    @property
+    def layers(self) -> list[Any]:
+        """One object for every layer of the model; outside a forward, once all of their state is there."""
+        self.runner.settle_outside()
+        return self.runner.layers
+
+    @layers.setter
+    def layers(self, layers: list[Any]) -> None:
+        if layers is not self.runner.layers:
+            refuse("exchanging layers", "open a session for each cache")
 
     @property
     def is_compileable(self) -> bool:
@@ -107,6 +125,7 @@ class PagedCache(Cache):
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens of state before the forward in progress; right also after a forward that was cut off."""
+        self.runner.settle_outside()
         return self.runner.length
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:

@@ -19,20 +19,22 @@ from kvloom.adapters.transformers.device import Arena, make_arena
 from kvloom.adapters.transformers.hooks import ForwardHooks
 from kvloom.adapters.transformers.interrupts import whole
 from kvloom.adapters.transformers.layers import refuse
+from kvloom.adapters.transformers.recovering import Recoverer
 from kvloom.adapters.transformers.runner import Runner
 from kvloom.adapters.transformers.session import Session
 from kvloom.adapters.transformers.state import places
 from kvloom.adapters.transformers.tokens import to_tokens
 from kvloom.adapters.transformers.weights import device_name, weights_digest
-from kvloom.errors import CapacityError, InputError, SequenceError, UnsupportedError
+from kvloom.errors import ArrivalError, CapacityError, InputError, SequenceError, UnsupportedError
 from kvloom.manager import Manager
 from kvloom.manager.inputs import checked_keys, grade_of
 from kvloom.manager.sequence import CachedSequence
 from kvloom.plan import CopyPlan, Limit
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.tiers.contract import Tier
+from kvloom.transfer.arriving import Arrival
 from kvloom.transfer.hierarchy import Hierarchy
-from kvloom.transfer.options import TransferOptions
+from kvloom.transfer.options import Restoring, TransferOptions
 from kvloom.types import Grade, Int32Array
 
 ExtraKey = tuple[str, str | bytes | int]
@@ -54,6 +56,7 @@ class Engine:
         layers: how the layers of a cache are made.
         hooks: what sees the forwards of the model.
         cold: the tiers behind the arena, or None.
+        recoverer: chooses and goes the way back before a prompt is opened; None: whatever a tier has is loaded.
     """
 
     def __init__(
@@ -71,11 +74,11 @@ class Engine:
         self.layers = LayerPlan(model.config, places(spec))
         self.hooks = ForwardHooks(model)
         self.cold = Hierarchy(manager, self.arena, tiers, options) if tiers else None
+        self.recoverer: Recoverer | None = None
         self._dropped: list[CachedSequence] = []
         self._weights = 0
         self._known_weights = ("", "")
 
-    @whole
     def open(
         self,
         token_ids: Any,
@@ -108,17 +111,47 @@ class Engine:
         self.close_dropped()
         seen = self.seen()
         keys = (*keys, ("kvloom.abi", self._abi(seen)))
-        limits: tuple[Limit, ...] = ()
-        if self.cold is not None and isinstance(salt, bytes):
-            self.cold.restore(tokens, salt, keys, worst)
-            limits = tuple(self.cold.limits)
-        sequence = self.with_room(lambda: self.manager.open(tokens, salt=salt, extra_keys=keys, floor=worst))
+        passage = None
+        if self.recoverer is not None and isinstance(salt, bytes):
+            passage = self.recoverer.recover(tokens, salt, keys, worst)
+        sequence, arrival, limits = self.lease(tokens, (salt, keys), worst)
         try:
-            self.run(sequence.restore)
-            return Session(self.track(Runner(self, sequence, (salt, keys), seen, tokens)), tokens, limits)
+            runner = self.track(Runner(self, sequence, (salt, keys), seen, tokens, passage, arrival))
+            runner.arrive()
+            return Session(runner, tokens, limits)
         except BaseException:
             sequence.close()
+            if self.cold is not None:
+                self.cold.give_up()
             raise
+
+    @whole
+    def lease(
+        self, tokens: Int32Array, names: Names, floor: Grade, restoring: Restoring | None = None
+    ) -> tuple[CachedSequence, Arrival | None, tuple[Limit, ...]]:
+        """Bring a prefix from colder tiers, lease it and run the first copies.
+
+        ``restoring``: instead of that of the transfer options.  Also returns what is still arriving of the prefix, and
+        what tiers have that is not good enough.
+        """
+        cold, (salt, keys) = self.cold, names
+        if cold is not None and self.recoverer is None and isinstance(salt, bytes):
+            cold.restore(tokens, salt, keys, floor, restoring)
+        try:
+            sequence = self.with_room(lambda: self.manager.open(tokens, salt=salt, extra_keys=keys, floor=floor))
+            try:
+                self.run(sequence.restore)
+            except ArrivalError:
+                sequence.close()
+                return self.lease(tokens, names, floor, Restoring.WHOLE)
+            except BaseException:
+                sequence.close()
+                raise
+        except BaseException:
+            if cold is not None:
+                cold.give_up()
+            raise
+        return sequence, None if cold is None else cold.arriving, () if cold is None else tuple(cold.limits)
 
     @property
     def scratch_bytes(self) -> int:
@@ -134,6 +167,8 @@ class Engine:
         if not len(plan):
             return
         try:
+            if self.cold is not None:
+                self.cold.fence(plan)
             self.arena.run(plan)
         except BaseException:
             self.manager.abandon(plan)
@@ -184,8 +219,11 @@ class Engine:
         self.require_open()
         if not isinstance(salt, bytes):
             raise InputError(f"salt must be bytes, not {type(salt).__name__}; encode it first")
-        keys = (*checked_keys(extra_keys), ("kvloom.abi", self._abi(self.seen())))
-        return self.checked(token_ids), (salt, keys), grade_of(floor)
+        return self.checked(token_ids), (salt, self.keys(extra_keys)), grade_of(floor)
+
+    def keys(self, extra_keys: SequenceOf[ExtraKey] = ()) -> tuple[ExtraKey, ...]:
+        """The extra keys of a namespace, with the layout of the moment."""
+        return (*checked_keys(extra_keys), ("kvloom.abi", self._abi(self.seen())))
 
     def keep_cold(self, sequence: CachedSequence, names: Names, made_by: str) -> None:
         """Store the end of a sequence that has just been kept resumable, where there is a store.

@@ -58,6 +58,7 @@ class ForwardHooks:
                     "this cache belongs to a session of another model; "
                     "open a session on the engine of the model that you call"
                 )
+            runner.begin_forward()
             ids = kwargs.get("input_ids", args[0] if args else None)
             runner.take_off(_checked_ids(ids, kwargs, runner.length, training=module.training))
 

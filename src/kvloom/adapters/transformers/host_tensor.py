@@ -73,6 +73,8 @@ class HostPagedTensor(PagedTensor):
     ) -> None:
         """Append ``count`` rows at ``start`` and read [begin, start + count) into ``out``."""
         table, size, end = self.table, self._entries, start + count
+        if table.gate is not None:
+            table.gate.wait(table.index, self._layer)
         if end > table.last * size or (begin if out is not None else start) < table.first * size:
             raise SequenceError(
                 f"group {self.group.name!r}: entries [{begin}, {end}) are not all in the blocks that the sequence "

@@ -33,6 +33,7 @@ class PagedTensor:
         self._base = base
         self._item = base.element_size()
         self._entries = table.entries
+        self._layer = layer
         self._offset = part_offset(table.group, layer, tensor)
         self._shape = (1, *tensor.shape[:axis], table.entries, *tensor.shape[axis:])
         self._strides = contiguous_strides(self._shape)
@@ -73,6 +74,8 @@ class PagedTensor:
     def block(self, block: int) -> torch.Tensor:
         """The view of one block, ``[1, *lead, entries per block, *tail]``, in the arena."""
         table = self.table
+        if table.gate is not None:
+            table.gate.wait(table.index, self._layer)
         if self._epoch != table.epoch:
             self._blocks.clear()
             self._epoch = table.epoch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -11,8 +12,9 @@ from transformers import PreTrainedModel
 from kvloom.adapters.transformers.cache import PagedCache
 from kvloom.adapters.transformers.forward import forward_chunk
 from kvloom.adapters.transformers.layers import refuse
+from kvloom.adapters.transformers.recovering import Passage
 from kvloom.adapters.transformers.runner import Runner
-from kvloom.errors import InputError
+from kvloom.errors import ArrivalError, InputError
 from kvloom.manager.inputs import whole_number
 from kvloom.manager.ranges import TokenRange
 from kvloom.manager.sequence import CachedSequence
@@ -51,7 +53,11 @@ class Session:
 
     @property
     def sequence(self) -> CachedSequence:
-        """The manager's side of the session: block tables, live slots."""
+        """The manager's side of the session: block tables, live slots.
+
+        This, and all that is told from it, is known once all of a restored prefix has arrived, so it waits for that.
+        """
+        self._runner.settle_outside()
         return self._runner.sequence
 
     @property
@@ -86,7 +92,7 @@ class Session:
     @property
     def closed(self) -> bool:
         """True once closed."""
-        return self.sequence.closed
+        return self._runner.sequence.closed
 
     @property
     def broken(self) -> bool:
@@ -95,10 +101,15 @@ class Session:
 
     # ---------------------------------------------------------------- working
 
-    def prefill(self) -> PagedCache:
+    def prefill(self, told: Callable[[int], None] | None = None) -> PagedCache:
         """Compute the missing tokens of the prompt but the last, and keep the state there resumable.
 
-        The calls are those of a cold run: from segment boundary to segment boundary, then the ragged rest.
+        The calls are those of a cold run: from segment boundary to segment boundary, then the ragged rest.  The first
+        one runs while the last layers of a restored prefix are still being read (``TransferOptions.restoring``); what
+        does not arrive is computed, too.
+
+        Args:
+            told: called after each call with the number of prompt tokens whose state is there.
 
         Raises:
             CapacityError: no room; what was computed so far stays.
@@ -106,8 +117,10 @@ class Session:
         """
         self._runner.engine.require_open()
         end = len(self.tokens) - 1
-        while self.length < end:
+        while self._runner.length < end:
             self.step(end)
+            if told is not None:
+                told(self._runner.length)
         self.checkpoint()
         return self.cache
 
@@ -123,8 +136,8 @@ class Session:
         runner = self._runner
         runner.engine.require_open()
         runner.abort()
-        runner.sequence.require_usable()
-        start, segment = self.length, runner.engine.spec.segment_tokens
+        runner.begin_step()
+        start, segment = runner.length, runner.engine.spec.segment_tokens
         if not start < whole_number(end, "end") <= len(self.tokens):
             raise InputError(
                 f"a step cannot end at {end}: {start} tokens are computed and the prompt has {len(self.tokens)}; "
@@ -133,15 +146,48 @@ class Session:
                 else f"a step cannot end at {end}: all {len(self.tokens)} tokens of the prompt are computed"
             )
         stop = min(int(end), (start // segment + 1) * segment)
+        while True:
+            try:
+                logits = self._chunk(stop)
+            except ArrivalError:
+                if not runner.arriving:
+                    raise
+                runner.go_on()
+            else:
+                if runner.length == stop:
+                    return logits
+
+    def _chunk(self, end: int) -> torch.Tensor:
+        """The next canonical chunk on the way to ``end``."""
+        runner = self._runner
+        start, segment = runner.length, runner.engine.spec.segment_tokens
+        stop = min(end, (start // segment + 1) * segment)
         ids = torch.from_numpy(self.tokens[start:stop]).to(self.model.device, torch.int64).unsqueeze(0)
         runner.claim = Grade.CANONICAL
         try:
-            return forward_chunk(self.model, ids, self.cache, start)
+            if runner.passage is None:
+                return forward_chunk(self.model, ids, self.cache, start)
+            return self._timed(ids, start, runner.passage)
         except BaseException:
             runner.abort()
             raise
         finally:
             runner.claim = Grade.FAITHFUL
+
+    def _timed(self, ids: torch.Tensor, start: int, passage: Passage) -> torch.Tensor:
+        """A chunk whose time tells the planner how fast this model computes here, until the prompt is computed."""
+        recoverer, settle = self._runner.engine.recoverer, self._runner.engine.arena.settle
+        if recoverer is None:
+            return forward_chunk(self.model, ids, self.cache, start)
+        settle()
+        began = recoverer.clock()
+        logits = forward_chunk(self.model, ids, self.cache, start)
+        settle()
+        seconds = recoverer.clock() - began
+        recoverer.recovery.prefilled(start, ids.shape[1], seconds)
+        passage.seconds += seconds
+        self._runner.arrive()
+        return logits
 
     def checkpoint(self) -> None:
         """Keep the exact present end resumable, as far as there is room."""

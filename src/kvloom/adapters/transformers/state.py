@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kvloom.adapters.transformers.block_table import BlockTable, Sequence
+from kvloom.adapters.transformers.block_table import BlockTable, Gate, Sequence
 from kvloom.adapters.transformers.device import Arena
 from kvloom.adapters.transformers.host_tensor import HostPagedTensor
 from kvloom.adapters.transformers.layers import Parts
@@ -89,6 +89,11 @@ class SequenceState:
     def parts(self, tensors: dict[str, tuple[int, int, TensorSpec]]) -> Parts:
         """All tensors of one layer, given its entry of :func:`places`."""
         return {name: self.part(*place) for name, place in tensors.items()}
+
+    def set_gate(self, gate: Gate | None) -> None:
+        """Let every read wait at ``gate`` from now on; None: no more."""
+        for table in self.tables:
+            table.gate = gate
 
     def refresh(self) -> None:
         """Take over new and released blocks."""

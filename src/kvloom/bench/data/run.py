@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kvloom.bench.codecs import CodecRow
 from kvloom.bench.core.report import machine
 from kvloom.bench.data.disk import DiskBench
 from kvloom.bench.data.memory import MakeTier, checksum_rows, memory_rows
@@ -100,7 +101,13 @@ def _disk_rows(
         bench.close()
 
 
-def report_of(directory: Path, settings: Settings, versions: Mapping[str, str], rows: Sequence[Row]) -> dict[str, Any]:
+def report_of(
+    directory: Path,
+    settings: Settings,
+    versions: Mapping[str, str],
+    rows: Sequence[Row],
+    codecs: Sequence[CodecRow] = (),
+) -> dict[str, Any]:
     """Everything about a run as plain values."""
     return {
         "machine": machine() | {"file_system": file_system(directory)},
@@ -108,6 +115,7 @@ def report_of(directory: Path, settings: Settings, versions: Mapping[str, str], 
         "versions": dict(versions),
         "settings": asdict(settings),
         "rows": [row.to_json() for row in rows],
+        "codecs": [row.to_json() for row in codecs],
     }
 
 

@@ -12,7 +12,7 @@ Make a class in a test file of one's own, and run it with pytest::
 import pytest
 
 pytest.register_assert_rewrite(
-    *(f"kvloom.testing.{name}" for name in ("units", "model")),
+    "kvloom.testing.model",
     *(f"kvloom.testing.conformance.{name}" for name in ("reading", "chains", "keeping", "together")),
 )
 

@@ -19,7 +19,7 @@ from kvloom.tiers.disk.extents import Pins
 from kvloom.tiers.disk.files import FileOps, aligned
 from kvloom.tiers.disk.format import ALIGN, CHECK_AT, HEADER, PAGE, padded
 from kvloom.tiers.disk.runs import object_headers
-from kvloom.tiers.disk.sinks import Sink, Stream
+from kvloom.tiers.disk.sinks import Arrived, Sink, Stream
 from kvloom.tiers.values import Places, ReadResult, Result
 from kvloom.types import AnyArray, IntArray
 
@@ -59,7 +59,7 @@ def pieces(places: AnyArray) -> Iterator[tuple[int, int, int, IntArray]]:
     for i in range(1, len(order) + 1):
         if i < len(order) and extents[i] == extents[first]:
             reach = max(ends[i], ends[i - 1])
-            if begins[i] - ends[i - 1] <= GAP and reach - begins[first] <= CHUNK:
+            if begins[i] - ends[i - 1] <= GAP and reach - begins[first] <= BUFFER:
                 continue
         yield extents[first], begins[first], max(ends[first:i]), order[first:i]
         first = i
@@ -171,14 +171,13 @@ class Reader:
         good = np.zeros(len(which), np.bool_)
         lines = data[: len(data) // HEADER * HEADER].reshape(-1, HEADER)
         good[whole] = (lines[at[whole] // HEADER, :CHECK_AT] == job.expected[which[whole]]).all(axis=1)
-        checks = entries["check"].tobytes()
-        for i, (number, where, length) in enumerate(zip(which.tolist(), at.tolist(), lengths.tolist(), strict=True)):
-            if good[i]:
-                payload = data[where + HEADER : where + HEADER + length]
-                if job.sink.take(number, payload, checks[16 * i : 16 * i + 16]):
-                    job.results[number] = Result.OK
-                    continue
-            job.results[number] = Result.INTEGRITY
+        job.results[which[~good]] = Result.INTEGRITY
+        which = which[good]
+        checks = entries["check"][good].tobytes()
+        parts = [checks[i : i + 16] for i in range(0, len(checks), 16)]
+        starts = (at[good] + HEADER).tolist()
+        delivered = job.sink.take(Arrived(data, which.tolist(), starts, lengths[good].tolist(), parts))
+        job.results[which] = np.where(delivered, Result.OK, Result.INTEGRITY)
 
     def close(self) -> None:
         """End the threads."""

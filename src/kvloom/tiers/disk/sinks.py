@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -13,7 +15,7 @@ from kvloom.tiers.disk.format import checksum
 from kvloom.types import IntArray
 
 BLOCK = 256 << 10
-"""Bytes that are copied while the cache of the core still has them from hashing."""
+"""Bytes of an object that comes in parts which are copied while the cache of the core still has them from hashing."""
 
 Bytes = npt.NDArray[np.uint8]
 Deliver = Callable[[int, Bytes], None]
@@ -30,11 +32,28 @@ class Stream(Protocol):
         """Whether all bytes together have this checksum; if not, nothing of them is left where they were put."""
 
 
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Objects that lie in one buffer: their numbers, where each payload begins, its length, and its checksum."""
+
+    data: Bytes
+    numbers: list[int]
+    starts: list[int]
+    lengths: list[int]
+    checks: list[bytes]
+
+    def whole(self) -> list[bool]:
+        """Whether each payload has its checksum."""
+        # Slices of a memoryview cost half of those of an array, and a thread that reads has others beside it.
+        view, what = self.data.data, zip(self.starts, self.lengths, self.checks, strict=True)
+        return [checksum(view[start : start + length]) == check for start, length, check in what]
+
+
 class Sink(Protocol):
     """Thread-safe."""
 
-    def take(self, number: int, payload: Bytes, check: bytes) -> bool:
-        """Deliver an object if its payload has this checksum, and say whether it has."""
+    def take(self, arrived: Arrived) -> list[bool]:
+        """Deliver those objects whose payloads have their checksums, and say which have."""
 
     def stream(self, number: int, length: int) -> Stream | None:
         """For an object that is too large for one buffer; None: the sink wants it whole."""
@@ -46,11 +65,12 @@ class Handing:
     def __init__(self, deliver: Deliver) -> None:
         self._deliver = deliver
 
-    def take(self, number: int, payload: Bytes, check: bytes) -> bool:  # noqa: D102
-        if checksum(payload) != check:
-            return False
-        self._deliver(number, payload)
-        return True
+    def take(self, arrived: Arrived) -> list[bool]:  # noqa: D102
+        good = arrived.whole()
+        where = zip(arrived.numbers, arrived.starts, arrived.lengths, strict=True)
+        for number, start, length in itertools.compress(where, good):
+            self._deliver(number, arrived.data[start : start + length])
+        return good
 
     def stream(self, number: int, length: int) -> Stream | None:  # noqa: D102
         return None
@@ -62,16 +82,13 @@ class Copying:
     def __init__(self, into: Bytes, starts: IntArray) -> None:
         self._into, self._starts = into, starts.tolist()
 
-    def take(self, number: int, payload: Bytes, check: bytes) -> bool:  # noqa: D102
-        if len(payload) > BLOCK:
-            stream = self.stream(number, len(payload))
-            stream.add(payload)
-            return stream.end(check)
-        if checksum(payload) != check:
-            return False
-        start = self._starts[number]
-        self._into[start : start + len(payload)] = payload
-        return True
+    def take(self, arrived: Arrived) -> list[bool]:  # noqa: D102
+        good = arrived.whole()
+        where = zip(arrived.numbers, arrived.starts, arrived.lengths, strict=True)
+        for number, start, length in itertools.compress(where, good):
+            to = self._starts[number]
+            self._into[to : to + length] = arrived.data[start : start + length]
+        return good
 
     def stream(self, number: int, length: int) -> _Copy:  # noqa: D102
         start = self._starts[number]
@@ -102,8 +119,8 @@ class Renumbered:
     def __init__(self, sink: Sink, numbers: IntArray) -> None:
         self._sink, self._numbers = sink, numbers.tolist()
 
-    def take(self, number: int, payload: Bytes, check: bytes) -> bool:  # noqa: D102
-        return self._sink.take(self._numbers[number], payload, check)
+    def take(self, arrived: Arrived) -> list[bool]:  # noqa: D102
+        return self._sink.take(replace(arrived, numbers=[self._numbers[number] for number in arrived.numbers]))
 
     def stream(self, number: int, length: int) -> Stream | None:  # noqa: D102
         return self._sink.stream(self._numbers[number], length)

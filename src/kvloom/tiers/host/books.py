@@ -64,8 +64,10 @@ def checksum_of(blob: AnyArray, digest: AnyArray, depth: int) -> int:
 class Books:
     """Callers hold ``lock``."""
 
-    def __init__(self, arrays: Arrays) -> None:
+    def __init__(self, arrays: Arrays, memory: AnyArray) -> None:
         self.a = arrays
+        self.memory = memory
+        """What the arrays say the address of: it lives as long as somebody has these books."""
         pages.all_free(arrays)
         self.lock = threading.Lock()
         self.table = CuckooTable(table_entries(len(arrays.node)))

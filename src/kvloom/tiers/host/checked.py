@@ -20,9 +20,10 @@ from kvloom.tiers.host.xxh3 import (
     SHORT,
     STRIPE,
     U,
+    copy_blocks,
     copy_stripes,
     hash_stripes,
-    stream_stripes,
+    stream_blocks,
 )
 from kvloom.tiers.rows import memcpy, zero
 from kvloom.types import AnyArray
@@ -37,14 +38,6 @@ def _begin(acc: AnyArray, secret: AnyArray, plain: AnyArray, seed: Any) -> None:
     for i in range(12):
         secret[2 * i] = U(plain[2 * i] + seed)
         secret[2 * i + 1] = U(plain[2 * i + 1] - seed)
-
-
-@jit
-def _scramble(acc: AnyArray, secret: AnyArray) -> None:
-    for i in range(8):
-        x = acc[i]
-        x = U(x ^ (x >> U(47)))
-        acc[i] = U((x ^ secret[16 + i]) * P32_1)
 
 
 @jit
@@ -87,14 +80,6 @@ def _swap(x: Any) -> Any:
 
 
 @jit
-def _copy_stripes(to: int, source: int, count: int, secret: int, acc: int) -> None:
-    if to & (STRIPE - 1) == 0:
-        stream_stripes(to, source, count, secret, acc)
-    else:
-        copy_stripes(to, source, count, secret, acc)
-
-
-@jit
 def _copy_and_hash(a: Any, page: int, size: int, to: int, acc: AnyArray, secret: AnyArray) -> int:
     """Copy an object of more than ``SHORT`` bytes; 0 where its runs are not what they can be."""
     blocks = (size - 1) // BLOCK
@@ -108,15 +93,17 @@ def _copy_and_hash(a: Any, page: int, size: int, to: int, acc: AnyArray, secret:
             return 0
         source = a.scalars[MEMORY] + page * PAGE
         # Pages are whole blocks, so none lies in two runs.
-        for _ in range(min(count * PAGE // BLOCK, blocks - done // BLOCK)):
-            _copy_stripes(to, source, BLOCK // STRIPE, key, sums)
-            _scramble(acc, secret)
-            to += BLOCK
-            source += BLOCK
-            done += BLOCK
+        here = min(count * PAGE // BLOCK, blocks - done // BLOCK)
+        if to & (STRIPE - 1) == 0:
+            stream_blocks(to, source, here, key, sums)
+        else:
+            copy_blocks(to, source, here, key, sums)
+        to += here * BLOCK
+        source += here * BLOCK
+        done += here * BLOCK
         if done == blocks * BLOCK and source < a.scalars[MEMORY] + (page + count) * PAGE:
             stripes = (size - 1 - done) // STRIPE
-            _copy_stripes(to, source, stripes, key, sums)
+            copy_stripes(to, source, stripes, key, sums)
             rest = stripes * STRIPE
             memcpy(to + rest, source + rest, size - done - rest)
             done = size

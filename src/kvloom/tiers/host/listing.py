@@ -19,7 +19,9 @@ from kvloom.tiers.host.arrays import (
     GENERATION,
     GRADE,
     GROUP,
+    LAYOUT,
     LENGTH,
+    OBJ_NODE,
     PARENT,
     PLACE,
     SERIAL,
@@ -46,13 +48,29 @@ def places_of(books: Books, layout: bytes, rows: IntArray) -> tuple[Places, IntA
             break
         size = count
     at, which = out[:count, 0].copy(), out[:count, 1].copy()
-    obj = a.obj[which]
-    entries = np.empty(count, HOST_PLACE)
+    return _places(books, layout, rows[at], at, which), which
+
+
+def _places(books: Books, layout: bytes, nodes_: IntArray, at: IntArray, which: IntArray) -> Places:
+    """Objects ``which`` of nodes ``nodes_``, called ``at``."""
+    obj = books.a.obj[which]
+    entries = np.empty(len(which), HOST_PLACE)
     for name, column in FIELDS:
         entries[name] = obj[:, column]
     entries["row"], entries["generation"] = which, obj[:, GENERATION]
-    digests = a.node64[rows[at], DIGEST_AT : DIGEST_AT + 4].copy().view(np.uint8).reshape(-1, 32)
-    return Places(layout, digests, entries, at), which
+    digests = books.a.node64[nodes_, DIGEST_AT : DIGEST_AT + 4].copy().view(np.uint8).reshape(-1, 32)
+    return Places(layout, digests, entries, at)
+
+
+def places_by_layout(books: Books, which: IntArray) -> list[Places]:
+    """Single objects, by layout; ``rows`` of the places count them."""
+    a, found = books.a, []
+    of = a.node[a.obj[which, OBJ_NODE], LAYOUT]
+    for layout, number in books.layouts.items():
+        mine = which[of == number]
+        if len(mine):
+            found.append(_places(books, layout, a.obj[mine, OBJ_NODE].astype(np.int64), np.arange(len(mine)), mine))
+    return found
 
 
 def finding(books: Books, layout: bytes, digests: Digests, root: bytes | None) -> Found:

@@ -84,8 +84,8 @@ class Draft:
 class Publisher:
     """One unit at a time; the caller sees to that."""
 
-    def __init__(self, books: Books, memory: AnyArray) -> None:
-        self._books, self._memory = books, memory
+    def __init__(self, books: Books) -> None:
+        self._books = books
 
     def publish(self, unit: Unit) -> Published:
         """See ``HostStore.publish``."""
@@ -221,7 +221,7 @@ class Publisher:
         whole = int(a.run[page, 0]) * PAGE >= size
         if isinstance(item.payload, Fill):
             # What is scattered over several runs is made in one piece first.
-            room = self._memory[page * PAGE : page * PAGE + size] if whole else _aligned(size)
+            room = self._books.memory[page * PAGE : page * PAGE + size] if whole else _aligned(size)
             view = room.data
             item.payload.write(view)
             with contextlib.suppress(BufferError):

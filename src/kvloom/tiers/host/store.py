@@ -21,7 +21,7 @@ from kvloom.tiers.contract import Usage
 from kvloom.tiers.host import arrays, counting, pages
 from kvloom.tiers.host.arrays import CHECK, FORM, GENERATION, GRADE, HELD, LENGTH, PAGE, RUN, STATE
 from kvloom.tiers.host.books import Books
-from kvloom.tiers.host.listing import catalogue, finding, unit_of
+from kvloom.tiers.host.listing import catalogue, finding, places_by_layout, unit_of
 from kvloom.tiers.host.publishing import Publisher, pages_of
 from kvloom.tiers.host.reading import PLACE as HOST_PLACE
 from kvloom.tiers.host.reading import about_places, read, seeds_of
@@ -97,14 +97,16 @@ class HostStore:
         if object_bytes < PAGE or threads not in {1, 2}:
             raise InputError(f"a host tier takes objects of {PAGE} bytes or more on average, and 1 or 2 threads")
         count = arrays.pages_within(capacity_bytes, object_bytes)
-        self._memory = (memory or anonymous)(count * PAGE)
-        self._books = Books(arrays.make(self._memory, count, object_bytes))
-        self._publisher = Publisher(self._books, self._memory)
+        self._begin((memory or anonymous)(count * PAGE), count, object_bytes)
         self._publishing = threading.Lock()
         self._pool = ThreadPoolExecutor(1, "kvloom-host") if threads > 1 else None
         self._verify = verify
         self._capacity = capacity_bytes
         self._closed = False
+
+    def _begin(self, memory: npt.NDArray[np.uint8], count: int, object_bytes: int) -> None:
+        self._books = Books(arrays.make(memory, count, object_bytes), memory)
+        self._publisher = Publisher(self._books)
 
     @property
     def name(self) -> str:
@@ -192,10 +194,13 @@ class HostStore:
             return Usage(self._books.bytes, self._capacity, self._books.objects, self._books.units)
 
     def close(self) -> None:
-        """See ``Tier.close``.  A publication that is under way ends first."""
+        """See ``Tier.close``.  A publication that is under way ends first.
+
+        The memory goes when the last read ends and the last ``unit`` is gone.
+        """
         self._closed = True
         with self._publishing:
-            pass
+            self._begin(anonymous(PAGE), 1, PAGE)
         if self._pool is not None:
             self._pool.shutdown()
 
@@ -230,6 +235,26 @@ class HostStore:
             n = self._books.unit_at(layout, digest)
             return self._books.heat(n) if n >= 0 else 0.0
 
+    def cold_objects(self, below: float, most_bytes: int) -> list[Places]:
+        """Objects that are as they came (RAW), and that no unit needs whose counter is ``below`` or more.
+
+        Those of the units that go next come first, until they are ``most_bytes`` together; one value for every layout.
+        """
+        books, a, need = self._books, self._books.a, most_bytes
+        with books.lock:
+            refs = a.obj[:, arrays.REFS].copy()
+            held = (a.obj[:, STATE] == HELD) & (a.obj[:, arrays.FORM] == PayloadForm.RAW)
+            for n in books.in_order():
+                needs = books.needs_of(n)
+                if need <= 0:
+                    break
+                if books.heat(n) < below and needs is not None:
+                    free = held & (refs > 0)
+                    counting.would_free(a, n, needs, int(a.node64[n, arrays.SERIAL]), refs)
+                    need -= int(a.obj[free & (refs == 0), LENGTH].sum())
+            rows = np.flatnonzero(held & (refs == 0)).astype(np.int64)
+            return places_by_layout(books, rows)
+
     def rewrite(
         self, places: Places, payloads: Sequence[bytes | memoryview | AnyArray], form: PayloadForm, grade: Grade
     ) -> int:
@@ -243,14 +268,19 @@ class HostStore:
         parts = [np.frombuffer(np.ascontiguousarray(p) if isinstance(p, np.ndarray) else p, np.uint8) for p in payloads]
         about[:, 5] = [len(part) for part in parts]
         seeds = seeds_of(places.layout, np.require(places.digests, requirements=["C", "W"]).view(np.int64), about)
-        count, a = 0, self._books.a
+        count, books = 0, self._books
+        a = books.a
+        if self._closed:
+            return 0
         sizes = pages_of(about[:, 5])
         for i, (data, seed) in enumerate(zip(parts, seeds.tolist(), strict=True)):
             x, size = int(places.entries["row"][i]), int(about[i, 5])
             check = xxhash.xxh3_128_digest(data.data, seed)
-            with self._books.lock:
+            if x >= len(a.obj):
+                continue
+            with books.lock:
                 row = a.obj[x]
-                same = not self._closed and row[STATE] == HELD and row[GENERATION] == about[i, 0]
+                same = books is self._books and row[STATE] == HELD and row[GENERATION] == about[i, 0]
                 fits = sizes[i] <= int(pages_of(np.array([int(row[LENGTH])]))[0]) and size > 0
                 if not same or not fits or row[arrays.PINS] > 0:
                     continue

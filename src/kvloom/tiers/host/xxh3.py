@@ -36,8 +36,11 @@ P64_1, P64_2, P64_3 = U(0x9E3779B185EBCA87), U(0xC2B2AE3D27D4EB4F), U(0x165667B1
 P64_4, P64_5 = U(0x85EBCA77C2B2AE63), U(0x27D4EB2F165667C5)
 
 
-def _emitter(*, store: bool, past: bool) -> Any:
-    """Stripes into accumulators: (to, source, how many, secret, accumulators), all addresses."""
+def _emitter(*, store: bool, past: bool, whole: bool) -> Any:
+    """Stripes, or whole blocks of them, into accumulators: (to, source, how many, secret, accumulators), all addresses.
+
+    The accumulators stay in registers; a block ends with scrambling them.
+    """
 
     def emit(_typing: Any, _to: Any, _source: Any, _count: Any, _secret: Any, _acc: Any) -> Any:
         def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
@@ -53,22 +56,37 @@ def _emitter(*, store: bool, past: bool) -> Any:
             def every(number: int) -> Any:
                 return ir.Constant(kind, [number] * 8)
 
+            def times(index: Any, size: int) -> Any:
+                return builder.mul(index, ir.Constant(word, size))
+
             crossed = ir.Constant(ir.VectorType(ir.IntType(32), 8), [1, 0, 3, 2, 5, 4, 7, 6])
             sums = cgutils.alloca_once_value(builder, builder.load(at(acc), align=8))
-            with cgutils.for_range(builder, count) as loop:
-                here = builder.mul(loop.index, ir.Constant(word, STRIPE))
+
+            def stripe(here: Any, index: Any) -> None:
                 data = builder.load(at(builder.add(source, here)), align=1)
                 if store:
                     stored = builder.store(data, at(builder.add(to, here)), align=STRIPE if past else 1)
                     if past:
-                        stored.set_metadata(
-                            "nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
-                        )
-                key = builder.load(at(builder.add(secret, builder.mul(loop.index, ir.Constant(word, 8)))), align=1)
-                mixed = builder.xor(data, key)
+                        one = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+                        stored.set_metadata("nontemporal", one)
+                mixed = builder.xor(data, builder.load(at(builder.add(secret, times(index, 8))), align=1))
                 product = builder.mul(builder.and_(mixed, every(0xFFFFFFFF)), builder.lshr(mixed, every(32)))
                 swapped = builder.shuffle_vector(data, ir.Constant(kind, ir.Undefined), crossed)
                 builder.store(builder.add(builder.load(sums), builder.add(swapped, product)), sums)
+
+            def scramble() -> None:
+                value = builder.load(sums)
+                value = builder.xor(value, builder.lshr(value, every(47)))
+                value = builder.xor(value, builder.load(at(builder.add(secret, ir.Constant(word, 128))), align=1))
+                builder.store(builder.mul(value, every(int(P32_1))), sums)
+
+            with cgutils.for_range(builder, count) as outer:
+                if whole:
+                    with cgutils.for_range(builder, ir.Constant(word, BLOCK // STRIPE)) as inner:
+                        stripe(builder.add(times(outer.index, BLOCK), times(inner.index, STRIPE)), inner.index)
+                    scramble()
+                else:
+                    stripe(times(outer.index, STRIPE), outer.index)
             builder.store(builder.load(sums), at(acc), align=8)
             return context.get_dummy_value()
 
@@ -77,10 +95,11 @@ def _emitter(*, store: bool, past: bool) -> Any:
     return emit
 
 
-Stripes = Callable[[int, int, int, int, int], None]
-hash_stripes = cast("Stripes", intrinsic(_emitter(store=False, past=False)))
-copy_stripes = cast("Stripes", intrinsic(_emitter(store=True, past=False)))
-stream_stripes = cast("Stripes", intrinsic(_emitter(store=True, past=True)))
+Steps = Callable[[int, int, int, int, int], None]
+hash_stripes = cast("Steps", intrinsic(_emitter(store=False, past=False, whole=False)))
+copy_stripes = cast("Steps", intrinsic(_emitter(store=True, past=False, whole=False)))
+copy_blocks = cast("Steps", intrinsic(_emitter(store=True, past=False, whole=True)))
+stream_blocks = cast("Steps", intrinsic(_emitter(store=True, past=True, whole=True)))
 """The same past the cache; the address is a multiple of 64."""
 
 

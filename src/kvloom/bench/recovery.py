@@ -1,0 +1,288 @@
+"""Every way back measured where it could be taken, beside what the planner took: disk speed by context by model.
+
+The models are tiny and random, and of different shapes: short windows (a replay is cheap), many windows (a replay is
+long), wide layers (computing is slow).  The disk is a store whose reads sleep until a disk of the given speed would
+have been done.  In every cell the planner's own runs and forced runs of each way take turns.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvloom.adapters.transformers import Engine, attach
+from kvloom.adapters.transformers.forward import forward_chunk
+from kvloom.adapters.transformers.recovering import Recoverer
+from kvloom.manager.ways import Way
+from kvloom.testing.families import random_model, tiny_config
+from kvloom.tiers.disk import DiskStore
+from kvloom.tiers.disk.files import FileOps
+from kvloom.types import Kind
+
+SEGMENT, BLOCK = 64, 16
+LATENCY_S = 5e-4
+NOISE = 0.05
+"""What is within this of the best is as good."""
+WORSE = 0.1
+"""How much later than by computing the first token may come."""
+Report = Callable[[str, int, int], None]
+
+_SLIDING = "sliding_attention"
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "short windows": ("gpt_oss", {}),
+    "many windows": (
+        "gemma3",
+        {
+            "layer_types": [*["sliding_attention"] * 5, "full_attention", *["sliding_attention"] * 2],
+            "sliding_window": 80,
+        },
+    ),
+    "wide layers": (
+        "ministral",
+        {
+            "hidden_size": 384,
+            "intermediate_size": 1024,
+            "layer_types": [_SLIDING, "full_attention"] * 2,
+            "sliding_window": 64,
+        },
+    ),
+}
+CONTEXTS = (192, 384, 768, 1536)
+SPEEDS = (0.25e6, 1e6, 4e6, 32e6, 256e6)
+"""Bytes per second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What is measured.
+
+    Attributes:
+        models, contexts, speeds: the cells are all combinations, once with the compressed state on the device and
+            the windows lost, once with an empty device.
+        rounds: turns of every way in every cell.
+    """
+
+    models: tuple[str, ...] = tuple(MODELS)
+    contexts: tuple[int, ...] = CONTEXTS
+    speeds: tuple[float, ...] = SPEEDS
+    rounds: int = 7
+
+
+SHORT = Sweep(("short windows",), (192, 768), (0.25e6, 256e6), 3)
+"""For a quick check that all of it works."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell; seconds to the first token, medians.
+
+    Attributes:
+        model, tokens, bytes_per_s: where; ``device``: ``windows lost`` or ``empty``.
+        measured_s: by way, of runs that were forced to go it and of the planner's that went it.
+        picked: what the planner took most often; ``planner_s``: its own runs.
+        estimated_s: what it expected of every way in its last run.
+        replayed: tokens that the replay forwarded, 0 where there was none.
+    """
+
+    model: str
+    tokens: int
+    bytes_per_s: float
+    device: str
+    measured_s: dict[str, float]
+    picked: str
+    planner_s: float
+    estimated_s: dict[str, float | None]
+    replayed: int
+
+    @property
+    def best(self) -> str:
+        """The way that was measured fastest."""
+        return min(self.measured_s, key=lambda way: self.measured_s[way])
+
+    @property
+    def regret(self) -> float:
+        """How much longer than the best way what was picked takes, as a share."""
+        return self.measured_s[self.picked] / self.measured_s[self.best] - 1.0
+
+    @property
+    def against_computing(self) -> float:
+        """The planner's time as a share of computing's."""
+        return self.planner_s / self.measured_s[Way.RECOMPUTE.value]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        shown = {"best": self.best, "regret": self.regret, "against_recompute": self.against_computing}
+        return asdict(self) | shown
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """All cells."""
+
+    cells: tuple[Cell, ...]
+
+    def best(self) -> Counter[str]:
+        """In how many cells every way was best."""
+        return Counter(cell.best for cell in self.cells)
+
+    def right(self) -> int:
+        """In how many cells the best way was picked, within the noise."""
+        return sum(cell.regret <= NOISE for cell in self.cells)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        worst = max((cell.against_computing for cell in self.cells), default=0.0)
+        return {
+            "cells": len(self.cells),
+            "best": dict(self.best()),
+            "picked": dict(Counter(cell.picked for cell in self.cells)),
+            "best_picked": self.right(),
+            "worst_against_recompute": worst,
+            "worse_than_recompute": sum(cell.against_computing > 1.0 + WORSE for cell in self.cells),
+            "rows": [cell.to_json() for cell in self.cells],
+        }
+
+
+class SlowReads(FileOps):
+    """Files of a disk that reads ``speed`` bytes per second (None: as it is), one read after the other."""
+
+    def __init__(self) -> None:
+        self.speed: float | None = None
+        self._lock = threading.Lock()
+
+    def read(self, fd: int, into: memoryview, offset: int) -> int:
+        """See :class:`FileOps`."""
+        if self.speed is None:
+            return super().read(fd, into, offset)
+        with self._lock:
+            until = time.perf_counter() + LATENCY_S + len(into) / self.speed
+            count = super().read(fd, into, offset)
+            time.sleep(max(0.0, until - time.perf_counter()))
+            return count
+
+
+def run_all(sweep: Sweep, report: Report, directory: Path) -> Result:
+    """Measure every cell; the stores lie in ``directory``, an empty folder, and stay there."""
+    total = 2 * len(sweep.models) * len(sweep.speeds) * len(sweep.contexts)
+    cells: list[Cell] = []
+    for name in sweep.models:
+        for cell in _of_model(name, sweep, directory / name.replace(" ", "-")):
+            cells.append(cell)
+            report(f"{cell.model}, {cell.tokens:,} tokens", len(cells), total)
+    return Result(tuple(cells))
+
+
+def _of_model(name: str, sweep: Sweep, place: Path) -> Iterator[Cell]:
+    family, settings = MODELS[name]
+    model, ops = random_model(tiny_config(family, **settings)), SlowReads()
+    prompts = {tokens: _prompt(tokens, seed) for seed, tokens in enumerate(sweep.contexts)}
+    teaching = [_prompt(tokens, 100 + tokens) for tokens in (320, 1280)]
+    for speed in sweep.speeds:
+        ops.speed = None
+        store = DiskStore.open(place, 1 << 30, ops=ops)
+        options: dict[str, Any] = {"device": "64MiB", "block_size": BLOCK, "segment": SEGMENT}
+        with attach(model, store=store, replay="auto", **options) as engine:
+            bench = _Bench(engine)
+            for ids in (*prompts.values(), *teaching):
+                bench.first_token(ids, Way.RECOMPUTE)
+                bench.settle()
+            ops.speed = speed
+            for ids in teaching:
+                for way in (Way.RESTORE, Way.EXACT_REPLAY, Way.RECOMPUTE):
+                    bench.lose_windows(ids)
+                    bench.first_token(ids, way)
+            for tokens, ids in prompts.items():
+                bench.first_token(ids, Way.RECOMPUTE)
+                for device, lose in (("windows lost", bench.lose_windows), ("empty", bench.lose_all)):
+                    yield _cell(bench, name, speed, device, tokens, sweep.rounds, functools.partial(lose, ids))
+
+
+def _cell(
+    bench: _Bench, model: str, speed: float, device: str, tokens: int, rounds: int, lose: Callable[[], torch.Tensor]
+) -> Cell:
+    ways: list[Way | None] = [None, Way.RECOMPUTE, Way.RESTORE, Way.EXACT_REPLAY]
+    taken: dict[Way | None, list[float]] = {way: [] for way in ways}
+    picked, estimated, replayed = Counter[str](), dict[str, float | None](), 0
+    draw = np.random.default_rng(tokens)
+    for _ in range(rounds):
+        for way in (ways[i] for i in draw.permutation(len(ways))):
+            ids = lose()
+            before = bench.recovery.stats.replayed_tokens
+            seconds, went = bench.first_token(ids, way)
+            if way is None:
+                picked[went["way"]] += 1
+                estimated = {option["way"]: option["expected_s"] for option in went["options"]}
+                if not went["given_up"]:
+                    taken[Way(went["way"])].append(seconds)
+            elif went["way"] == way.value:
+                replayed = max(replayed, bench.recovery.stats.replayed_tokens - before)
+            else:
+                continue  # it was not possible here
+            taken[way].append(seconds)
+    measured = {way.value: statistics.median(times) for way, times in taken.items() if way is not None and times}
+    planner = statistics.median(taken[None])
+    return Cell(model, tokens, speed, device, measured, picked.most_common(1)[0][0], planner, estimated, replayed)
+
+
+class _Bench:
+    """One engine, and runs on it."""
+
+    def __init__(self, engine: Engine) -> None:
+        assert engine.recoverer is not None
+        self.engine, self.recoverer = engine, engine.recoverer
+        self.recovery = self.recoverer.recovery
+
+    def first_token(self, ids: torch.Tensor, way: Way | None) -> tuple[float, dict[str, Any]]:
+        """Seconds to the first token of a prompt, and what was chosen and expected."""
+        recoverer: Recoverer = self.recoverer
+        recoverer.forced = way
+        began = time.perf_counter()
+        with self.engine.open(ids) as session:
+            session.prefill()
+            forward_chunk(session.model, ids[:, session.length :], session.cache, session.length)
+            seconds = time.perf_counter() - began
+        self.settle()
+        return seconds, self.recovery.to_json()["choices"][-1]
+
+    def settle(self) -> None:
+        """What waits to be stored is."""
+        if self.engine.cold is not None:
+            self.engine.cold.flush()
+
+    def lose_windows(self, ids: torch.Tensor) -> torch.Tensor:
+        """The device has the compressed state of a prompt and no window."""
+        self.engine.manager.drop(Kind.WINDOW)
+        return ids
+
+    def lose_all(self, ids: torch.Tensor) -> torch.Tensor:
+        """The device has nothing."""
+        self.engine.manager.clear()
+        return ids
+
+
+def _prompt(tokens: int, seed: int) -> torch.Tensor:
+    """``tokens`` and one more, which is always computed."""
+    return torch.randint(0, 320, (1, tokens + 1), generator=torch.Generator().manual_seed(seed))
+
+
+def verdict(result: Result, needed: Sequence[Way] = (Way.RECOMPUTE, Way.RESTORE, Way.EXACT_REPLAY)) -> list[str]:
+    """What a full sweep should show and this one does not."""
+    found, best = [], result.best()
+    found += [f"{way.value} was best in {best[way.value]} cells" for way in needed if best[way.value] < 5]
+    if result.right() < 0.9 * len(result.cells):
+        found.append(f"the best way was picked in {result.right()} of {len(result.cells)} cells")
+    slow = [cell for cell in result.cells if cell.against_computing > 1.0 + WORSE]
+    if slow:
+        worst = max(slow, key=lambda cell: cell.against_computing)
+        found.append(f"{len(slow)} cells were more than a tenth slower than computing; the worst {worst.to_json()}")
+    return found

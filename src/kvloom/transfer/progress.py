@@ -1,0 +1,55 @@
+"""How a load is made, and how far it has come: told by the thread that reads, asked by the one that computes."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from kvloom.transfer.lanes import Urgency
+from kvloom.transfer.options import Restoring
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How a load is made: in ``within`` seconds, or None for any time; in ``steps`` pieces at least, if it can be."""
+
+    urgency: Urgency
+    within: float | None = None
+    restoring: Restoring = Restoring.WHOLE
+    steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One piece of a job that was read: monotonic seconds, and bytes."""
+
+    begun: float
+    ended: float
+    n_bytes: int
+
+
+class Progress:
+    """Of one job.  Thread-safe.
+
+    Attributes:
+        pieces: those that were read, in order.
+        good: how many of the first ones arrived without a fault.
+    """
+
+    def __init__(self) -> None:
+        self.pieces: list[Piece] = []
+        self.good = 0
+        self._changed = threading.Condition()
+
+    def passed_one(self, piece: Piece, whole: bool) -> None:
+        """One more piece was read (told by the reading thread); ``whole``: all of it arrived."""
+        with self._changed:
+            if whole and self.good == len(self.pieces):
+                self.good += 1
+            self.pieces.append(piece)
+            self._changed.notify_all()
+
+    def wait(self, count: int, seconds: float) -> bool:
+        """Wait until ``count`` pieces were read, well or not, but no longer than ``seconds``; whether they were."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self.pieces) >= count, seconds)

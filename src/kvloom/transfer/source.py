@@ -1,0 +1,128 @@
+"""The cold tiers as the recovery planner asks them: what each has of a chain, and bringing it while it is worth it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from kvloom.core.namespace import ExtraKey
+from kvloom.manager.ways import Arrived
+from kvloom.plan import Chain, StoredObjects, TransferPlan
+from kvloom.tiers.values import Places, Result
+from kvloom.transfer.lanes import Urgency
+from kvloom.transfer.loading import Load
+from kvloom.transfer.offers import make_offer, objects_of
+from kvloom.transfer.options import Restoring
+from kvloom.transfer.progress import Way
+from kvloom.types import Grade, Int32Array
+
+if TYPE_CHECKING:
+    from kvloom.transfer.hierarchy import Hierarchy
+
+STEPS = 8
+"""Pieces of a load, so that it shows how fast the tiers are now."""
+_ASK_S = 0.002
+"""How often a load that runs is asked about."""
+
+GiveUp = Callable[[float, float], bool]
+"""Asked now and then with the seconds since a load began and the share of its bytes that is there."""
+
+
+class TierSource:
+    """Belongs to the manager's thread.
+
+    Attributes:
+        names: of the tiers, nearest first.
+    """
+
+    def __init__(self, hierarchy: Hierarchy) -> None:
+        self._all = hierarchy
+        self._chain: Chain | None = None
+        self._found: list[Places | None] = []
+        self.names = tuple(link.tier.name for link in hierarchy.links)
+
+    def begin(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey]) -> list[Chain]:
+        """Let what was fetched ahead for a prompt arrive; returns the chains to look for, the longest end first.
+
+        ``tokens``: all that may be resumed.  The last chain is that of all of them; those before it stop at ends within
+        that a tier knows.
+        """
+        hierarchy = self._all
+        hierarchy.settle()
+        hierarchy.collect()
+        hierarchy.limits = []
+        chain = hierarchy.chain(tokens, salt, extra_keys)
+        hierarchy.take_ahead(chain)
+        hierarchy.find(chain)
+        return [*hierarchy.ends_within(chain, salt, extra_keys), chain]
+
+    def find(self, chain: Chain) -> Sequence[StoredObjects]:
+        """What every tier has of a chain that this model can use."""
+        self._chain = chain
+        self._found = self._all.find(chain)
+        return [objects_of(places, self._all.parts) for places in self._found]
+
+    def note_limits(self, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade) -> None:
+        """Remember what tiers have of the chain found last that is not good enough, to explain a miss with."""
+        assert self._chain is not None
+        self._all.note_limits(self._chain, self._found, salt, extra_keys, floor)
+
+    def load(self, plan: TransferPlan, floor: Grade, give_up: GiveUp) -> Arrived | None:
+        """Bring all of a plan, and publish it; None when it was given up, or is not all there."""
+        load = self._begin(plan, floor, self._all.options.restoring, np.ones(len(plan), dtype=np.bool_))
+        begun = self._all.now()
+        if self._all.arrive(load, begun + self._all.options.load_deadline_s, begun):
+            return Arrived(np.ones(len(plan), dtype=np.bool_), _measured(load))
+        if self._wait(load, give_up):
+            return None
+        measured = _measured(load)
+        results = load.finish(self._all.manager)
+        if not results.any():
+            load.touch(self._all.manager.layout)
+        return Arrived(results == Result.OK, measured)
+
+    def fetch(self, plan: TransferPlan, wanted: npt.NDArray[np.bool_], floor: Grade, give_up: GiveUp) -> Arrived | None:
+        """Bring the objects ``wanted`` (bool ``[len(plan)]``) of a plan, which stays open; None: it is not any more."""
+        load = self._begin(plan, floor, Restoring.WHOLE, wanted)
+        if self._wait(load, give_up):
+            return None
+        return Arrived((load.results() == Result.OK) & wanted, _measured(load))
+
+    def _begin(self, plan: TransferPlan, floor: Grade, restoring: Restoring, wanted: npt.NDArray[np.bool_]) -> Load:
+        assert self._chain is not None
+        hierarchy = self._all
+        offer = make_offer(self._found, floor, hierarchy.parts)
+        way = Way(Urgency.LOAD, hierarchy.options.load_deadline_s, restoring, STEPS)
+        return Load.begin(
+            hierarchy.manager, hierarchy.links, self._chain, plan, offer, way, hierarchy.options.prefetch_window, wanted
+        )
+
+    def _wait(self, load: Load, give_up: GiveUp) -> bool:
+        """Wait for a load while it is worth it; whether it was given up, and then is none of the caller's business."""
+        begun = now = self._all.now()
+        try:
+            while not load.wait(now + _ASK_S, now):
+                now = self._all.now()
+                if now - begun > self._all.options.load_deadline_s or give_up(now - begun, load.share):
+                    load.cancel()
+                    self._all.leave(load)
+                    return True
+        except BaseException:  # an interrupt: what still moves keeps its slots until it has ended
+            load.cancel()
+            self._all.leave(load)
+            raise
+        return False
+
+
+def _measured(load: Load) -> tuple[tuple[int, int, float], ...]:
+    """(tier, bytes, seconds) of what was read."""
+    measured = []
+    for each in load.bringing:
+        pieces = each.progress.pieces
+        if pieces:
+            seconds = sum(piece.ended - piece.begun for piece in pieces)
+            measured.append((each.number, sum(piece.n_bytes for piece in pieces), seconds))
+    return tuple(measured)
