@@ -218,8 +218,9 @@ class Behind:
         self.served_by[source] += tokens > 0
 
     def keep(self, sequence: CachedSequence) -> None:
-        """The present end of a sequence was kept resumable."""
+        """The present end of a sequence was kept resumable; what is to be stored of it is, and holds nothing any more."""
         self.hierarchy.keep(sequence, SALT, ())
+        self.hierarchy.flush()
 
     def written_by_kind(self, number: int) -> dict[str, int]:
         """Bytes of objects that a tier was given, by kind."""
