@@ -162,7 +162,8 @@ def test_no_request_is_slower_than_computing_and_a_faster_disk_is_no_slower(mode
 
 
 def test_the_clock_adds_up_what_loads_and_computing_take() -> None:
-    trace = trace_of([[0, 1, 2, 3], *([10 + 4 * n, 11 + 4 * n, 12 + 4 * n, 13 + 4 * n] for n in range(6)), [0, 1, 2, 3]])
+    others = ([10 + 4 * n, 11 + 4 * n, 12 + 4 * n, 13 + 4 * n] for n in range(6))
+    trace = trace_of([[0, 1, 2, 3], *others, [0, 1, 2, 3]])
     trace = trace_of([trace.request(i).tolist() for i in range(len(trace))], block=16)
     spec = load_preset(LLAMA, block_size=16)
     outcome = checked(Streams(trace, answers=False), spec, 8 * 16 * BLOCK_BYTES, behind((DISK, UNLIMITED), speed=1e9))

@@ -218,7 +218,7 @@ class Behind:
         self.served_by[source] += tokens > 0
 
     def keep(self, sequence: CachedSequence) -> None:
-        """The present end of a sequence was kept resumable; what is to be stored of it is, and holds nothing any more."""
+        """The present end of a sequence was kept resumable; what is to be stored of it is, and holds nothing now."""
         self.hierarchy.keep(sequence, SALT, ())
         self.hierarchy.flush()
 
