@@ -84,16 +84,17 @@ def test_without_limits_behind_it_a_small_device_hits_all_that_can_hit(seed: int
 
 @pytest.mark.parametrize("model", [LLAMA, "gpt-oss-20b", "deepseek-v4-flash", "qwen3-next-80b"])
 def test_with_answers_it_hits_no_less_than_a_device_of_that_size(model: str) -> None:
-    trace = cut(AGENTIC, 40)
+    trace = cut(AGENTIC, 60)
     spec = load_preset(model, block_size=trace.block)
-    unit = trace_block_bytes(spec, trace.block)
+    all_of_it = trace.unique * trace_block_bytes(spec, trace.block)
     streams = Streams(trace, answers=True)
-    large = simulate(streams, spec, 4 * trace.unique * unit, policy="lru")
-    most = int(trace.depths().max() + trace.outputs.max() // trace.block + 2) * unit
-    small = simulate(streams, spec, 2 * most, policy="lru")
-    outcome = checked(streams, spec, 2 * most, behind((HOST, UNLIMITED)), policy="lru")
-    assert small.reused.sum() < large.reused.sum()
-    assert outcome.reused.sum() >= large.reused.sum()
+    large = simulate(streams, spec, 4 * all_of_it, policy="lru")
+    small = simulate(streams, spec, all_of_it // 4, policy="lru")
+    outcome = checked(streams, spec, all_of_it // 4, behind((HOST, UNLIMITED)), policy="lru")
+    assert small.reused.sum() < outcome.reused.sum()
+    # Ends within a segment are told of only behind the deepest segment that a tier knows.
+    assert outcome.reused.sum() >= 0.99 * large.reused.sum()
+    assert outcome.passed_through == 0
 
 
 def two_lrus(trace: Trace, device: int, host: int) -> list[int]:
@@ -144,7 +145,7 @@ def total(report: RunReport) -> float:
 def test_no_request_is_slower_than_computing_and_a_faster_disk_is_no_slower(model: str) -> None:
     trace = cut(AGENTIC, 60)
     half = (DeviceSize.parse("80%"),)
-    before = float("inf")
+    before, hits = float("inf"), np.empty(0)
     ways = []
     for speed in (1e6, 1e8, 2e8, 4e8, 1e10):
         (report,) = reports(trace, model, Colder((), half, disk_speed=speed), "25%", policies=("lru",))
@@ -153,26 +154,27 @@ def test_no_request_is_slower_than_computing_and_a_faster_disk_is_no_slower(mode
         seconds, computed = np.array(made.seconds), np.array(made.recompute)
         asked = np.array([pair["why"] != "retry" for pair in made.recovery.to_json()["choices"]])
         assert (seconds[asked] <= computed[asked] * 1.0001).all()
-        assert total(report) <= before * 1.0001
-        before = total(report)
+        # What is brought instead of computed changes what the device drops, so another speed may see other hits.
+        if model == LLAMA or np.array_equal(hits, report.outcome.reused):
+            assert total(report) <= before * 1.0001
+        before, hits = total(report), report.outcome.reused
         ways.append(made.recovery.stats.chosen["restore"])
     assert ways[0] == 0
-    assert ways[-1] > ways[1] >= 0
+    assert ways == sorted(ways)
+    assert ways[-1] > 0
     assert report.tiered.seconds.total < report.tiered.seconds_alone.total
 
 
 def test_the_clock_adds_up_what_loads_and_computing_take() -> None:
-    others = ([10 + 4 * n, 11 + 4 * n, 12 + 4 * n, 13 + 4 * n] for n in range(6))
-    trace = trace_of([[0, 1, 2, 3], *others, [0, 1, 2, 3]])
-    trace = trace_of([trace.request(i).tolist() for i in range(len(trace))], block=16)
+    trace = trace_of([[4 * n, 4 * n + 1, 4 * n + 2, 4 * n + 3] for n in (0, 1, 2, 3, 4, 5, 6, 0)], block=16)
     spec = load_preset(LLAMA, block_size=16)
-    outcome = checked(Streams(trace, answers=False), spec, 8 * 16 * BLOCK_BYTES, behind((DISK, UNLIMITED), speed=1e9))
+    outcome = checked(Streams(trace, answers=False), spec, 8 * 16 * BLOCK_BYTES, behind((DISK, UNLIMITED), speed=1e10))
     made = outcome.behind
     assert made is not None
     assert outcome.block_hits.tolist() == [0] * 7 + [4]
-    assert made.tokens_by == {"device": 0, "disk": 63, "exact_replay": 0}
+    assert made.tokens_by == {"device": 0, "disk": 64, "exact_replay": 0}
     assert made.seconds[:7] == pytest.approx([64 / SPEED] * 7)
-    assert made.seconds[7] == pytest.approx(DISK.latency_s + 4 * 16 * BLOCK_BYTES / 1e9 + 1 / SPEED)
+    assert made.seconds[7] == pytest.approx(DISK.latency_s + 4 * 16 * BLOCK_BYTES / 1e10)
     assert made.recompute[7] == pytest.approx(64 / SPEED)
     assert made.tiers[0].read_bytes == 4 * 16 * BLOCK_BYTES
     assert made.recovery.stats.chosen == {"recompute": 7, "restore": 1}
@@ -240,7 +242,7 @@ from kvloom.replay.runs import ReplayOptions, replay
 from kvloom.replay.sizes import DeviceSize
 from kvloom.replay.tiered import Colder
 share = lambda text: (DeviceSize.parse(text),)
-options = ReplayOptions("deepseek-v4-flash", share("5%"), colder=Colder(share("10%"), share("40%")))
+options = ReplayOptions("deepseek-v4-flash", share("5%"), colder=Colder(share("10%"), share("20%")))
 print(json.dumps([report.to_json() for report in replay(read_trace(Path(sys.argv[1])), options)]))
 """
 
