@@ -7,8 +7,11 @@ two pieces.  When a job is ``done`` it will never write again: that is the fence
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import heapq
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -129,10 +132,13 @@ class Lane:
         name: of the thread.
         most: jobs of each urgency that may wait or run at a time; more are refused.
         clock: monotonic seconds.
+        nice: how far the thread stands behind others that want the processor, 0 to 19.
     """
 
-    def __init__(self, name: str, most: dict[Urgency, int], clock: Callable[[], float] = time.monotonic) -> None:
-        self._name, self._most, self._clock = name, most, clock
+    def __init__(
+        self, name: str, most: dict[Urgency, int], clock: Callable[[], float] = time.monotonic, nice: int = 0
+    ) -> None:
+        self._name, self._most, self._clock, self._nice = name, most, clock, nice
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._queue: list[tuple[int, int, Job[object]]] = []
@@ -204,6 +210,9 @@ class Lane:
         heapq.heappush(self._queue, (int(job.urgency), self._number, job))
 
     def _run(self) -> None:
+        if self._nice and sys.platform == "linux":
+            with contextlib.suppress(OSError):  # of this thread, and of those that it starts
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while True:
             with self._lock:
                 while not self._queue:

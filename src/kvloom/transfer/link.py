@@ -24,6 +24,8 @@ from kvloom.transfer.stats import TierStats
 from kvloom.types import AnyArray, Grade, IntArray, PayloadForm
 
 _LOG = logging.getLogger(__name__)
+BEHIND = 10
+"""Niceness of threads that store: nobody waits for them, and a decode step wants the processor."""
 STAGED = 32 << 20
 """Bytes that lie between a tier and an arena that is no host memory."""
 _YIELD_S, _YIELDS_S = 0.02, 1.0
@@ -56,7 +58,7 @@ class Link:
             f"kvloom-load-{tier.name}", {Urgency.LOAD: 64, Urgency.PREFETCH: options.most_prefetches}, clock
         )
         self.writing = lane(
-            f"kvloom-store-{tier.name}", {Urgency.STORE: options.most_stores, Urgency.DEMOTE: 64}, clock
+            f"kvloom-store-{tier.name}", {Urgency.STORE: options.most_stores, Urgency.DEMOTE: 64}, clock, BEHIND
         )
 
     def now(self) -> float:
