@@ -60,7 +60,9 @@ def replay(
     ] = None,
     admission: Annotated[
         Admission | None,
-        typer.Option(help="What goes to the disk: always, or only what was used again (default: always)."),
+        typer.Option(
+            help="What goes to the disk behind a host: always, or only what was used again (default: always)."
+        ),
     ] = None,
     policy: Annotated[
         list[str] | None,

@@ -40,10 +40,11 @@ def colder_of(
     for given, option, tier, sizes in (
         (host_speed, "--host-speed", "--host", hosts),
         (disk_speed, "--disk-speed", "--disk", disks),
-        (admission, "--admission", "--disk", disks),
     ):
         if given is not None and not sizes:
             raise InputError(f"{option} is about a tier that is not there; add {tier} SIZE, or leave {option} out")
+    if admission is not None and not (hosts and disks):
+        raise InputError("--admission is about a disk behind a host; add --host SIZE and --disk SIZE, or leave it out")
     return Colder(
         hosts,
         disks,
