@@ -61,7 +61,7 @@ def replay(
     admission: Annotated[
         Admission | None,
         typer.Option(
-            help="What goes to the disk behind a host: always, or only what was used again (default: always)."
+            help="What goes to a disk behind a host: always, or what was used again (default: always)."
         ),
     ] = None,
     policy: Annotated[
