@@ -60,9 +60,7 @@ def replay(
     ] = None,
     admission: Annotated[
         Admission | None,
-        typer.Option(
-            help="What goes to a disk behind a host: always, or what was used again (default: always)."
-        ),
+        typer.Option(help="What goes to a disk behind a host: always, or what was used again (default: always)."),
     ] = None,
     policy: Annotated[
         list[str] | None,
