@@ -137,6 +137,6 @@ def test_a_recording_does_not_cover_a_store(invoke, model_dir: Path, document: P
     with (
         DiskStore.open(store, 16 << 20) as opened,
         Recorder(file) as recorder,
-        pytest.raises(UnsupportedError, match="either a store or a watch"),
+        pytest.raises(UnsupportedError, match="either tiers or a watch"),
     ):
         attach(model, store=opened, watch=recorder)

@@ -7,12 +7,16 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.replay.plain import AZURE, CONVERSATION, DATA
 from typer.testing import CliRunner
 
 from kvloom.cli.app import app
-from kvloom.config import parse_size
+from kvloom.config import Device, parse_size
+from kvloom.manager.watched import WatchedManager
+from kvloom.replay.recorder import Recorder
+from kvloom.spec.presets import load_preset
 
 KEYS = {"block_hit_rate", "token_hit_rate", "optimum_block_hit_rate", "kinds", "evictions", "seconds"}
 
@@ -75,6 +79,51 @@ def test_tables(invoke, short: Path) -> None:
     assert parse_size(f"{row[2]}{row[3]}") > 1 << 20
 
 
+def test_colder_tiers(invoke, short: Path, tmp_path: Path) -> None:
+    html = tmp_path / "report.html"
+    given = ("--model", "gpt-oss-20b", "--device", "10%", "--host", "20%,1000TiB", "--disk", "40%")
+    pytest.importorskip("plotly")
+    done = invoke(short, *given, "--json", "--html", html)
+    assert done.exit_code == 0, done.stderr
+    runs = json.loads(done.stdout)["runs"]
+    assert [(run["tiers"]["host"]["asked"], run["tiers"]["disk"]["asked"]) for run in runs] == [
+        ("20%", "40%"),
+        ("1000TiB", "40%"),
+    ]
+    for run in runs:
+        tiers = run["tiers"]
+        assert run.keys() >= KEYS
+        assert run["prefill_tokens_per_second"] == tiers["prefill_tokens_per_second"] == 8000
+        assert sum(tiers["reused_tokens"].values()) == run["saved_prefill_tokens"]
+        assert sum(tiers["chosen"].values()) == sum(tiers["reasons"].values()) == 60
+        assert tiers["time_to_first_token_s"]["total"] <= tiers["time_to_first_token_device_alone_s"]["total"] * 1.001
+        for name in ("host", "disk"):
+            tier = tiers[name]
+            assert 0 < tier["bytes_in_use"] <= tier["bytes"]
+            assert tier["bytes_written"] >= sum(tier["bytes_stored"].values()) > 0
+            assert tier["bytes_stored"].keys() == {"compressed", "window"}
+            assert sum(tier["bytes_loaded"].values()) == tier["bytes_read"]
+    text = html.read_text(encoding="utf-8")
+    for words in ("Time to first token", "Where prompt tokens came from", "host 1000TiB + disk 40%", "Colder tiers"):
+        assert words in text
+
+    done = invoke(short, *given[:-2], "--prefill-speed", "500", "--host-speed", "25", "--policy", "lru")
+    assert done.exit_code == 0, done.stderr
+    for words in ("Time to first token", "What the planner chose", "500 tokens/s", "host 25 GB/s", "admission always"):
+        assert words in done.stdout
+
+
+def test_colder_tiers_are_for_traces(invoke, tmp_path: Path) -> None:
+    recording = tmp_path / "run.jsonl"
+    with Recorder(recording) as recorder:
+        manager = WatchedManager(load_preset("gpt-oss-20b"), [Device("1GiB")], watch=recorder)
+        manager.open(np.arange(4, dtype=np.int32)).close()
+    for option in ("--host", "--disk"):
+        done = invoke(recording, option, "1GiB")
+        assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert "is a recording" in done.stderr
+
+
 def test_the_report_is_one_file_without_links(invoke, short: Path, tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     html = tmp_path / "report.html"
@@ -106,6 +155,12 @@ def test_the_report_is_one_file_without_links(invoke, short: Path, tmp_path: Pat
         (["--model", "llama-3.1-8b", "--device", "1KiB"], ["device tier of 1024 bytes", "at least"]),
         (["--model", "lama-3.1-8b", "--device", "5%"], ["did you mean llama-3.1-8b"]),
         (["--model", "llama-3.1-8b", "--device", "5%", "--policy", "best"], ["policy 'best'", "s3-fifo, or all"]),
+        (["--model", "llama-3.1-8b", "--device", "5%", "--host", "0%"], ["host '0%'", "10%"]),
+        (["--model", "llama-3.1-8b", "--device", "5%", "--host", "1KiB"], ["--host 1KiB", "262144 or more"]),
+        (["--model", "llama-3.1-8b", "--device", "5%", "--disk", "1MiB"], ["--disk 1MiB", "8388608 or more"]),
+        (["--model", "llama-3.1-8b", "--device", "5%", "--disk", "5%", "--disk-speed", "nan"], ["--disk-speed nan"]),
+        (["--model", "llama-3.1-8b", "--device", "5%", "--host-speed", "5"], ["--host-speed", "add --host SIZE"]),
+        (["--model", "llama-3.1-8b", "--device", "5%", "--admission", "reused"], ["--admission", "add --disk SIZE"]),
         (["--model", "llama-3.1-8b", "--device", "5%", "--prefill-speed", "0"], ["prefill speed", "8000"]),
         (
             ["--model", "llama-3.1-8b", "--device", "5%", "--html", "/nowhere/r.html"],

@@ -30,11 +30,18 @@ from kvloom.replay.whatif import WhatIfPlayer
 
 TOLD = {"open", "complete", "abandon", "batch", "step", "finish", "evict", "clear", "drop"}
 TOLD_OF_SEQUENCES = {"append", "commit", "rollback", "checkpoint", "fork", "close"}
-REFUSED = {"plan_load", "finish_load", "begin_arriving", "withdraw", "plan_store", "finish_store"}
+REFUSED = {
+    *("plan_load", "plan_replay", "finish_load", "begin_arriving", "withdraw"),
+    *("plan_store", "plan_offload", "finish_store"),
+}
 """What a watched manager does not do."""
 ONLY_LOOK = {
     "chain",
     "may_take_over",
+    "survey",
+    "prefix_slots",
+    "explain_load",
+    "fill",
     "peak_bytes",
     "tier_needed",
     "in_use",

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from kvloom.adapters.transformers import engine as engine_module  # noqa: E402
+from kvloom.adapters.transformers import attaching as attaching_module  # noqa: E402
 from kvloom.core.fields import SLOT_BASE  # noqa: E402
 from kvloom.plan import CopyPlan  # noqa: E402
 from kvloom.testing.families import random_model, tiny_config  # noqa: E402
@@ -179,14 +179,14 @@ def test_an_overlap_that_is_not_restored() -> None:
 
 
 def test_an_overlap_that_is_thought_to_be_needless_at_aligned_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = engine_module.probe
+    probe = attaching_module.probe
 
     def forgetful(model: Any, spec: Any) -> Any:
         spec = probe(model, spec)
         groups = [replace(g, needed_unless_multiple_of=4) if g.name == "tail.overlap" else g for g in spec.groups]
         return replace(spec, groups=tuple(groups))
 
-    monkeypatch.setattr(engine_module, "probe", forgetful)
+    monkeypatch.setattr(attaching_module, "probe", forgetful)
     found = first(differs("deepseek_v4", None))
     assert (found["kind"], found["group"], found["boundary"]) == ("tail", "tail.overlap", SEGMENT)
 

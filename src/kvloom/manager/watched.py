@@ -265,6 +265,18 @@ class WatchedManager(Manager):
         """Raises UnsupportedError."""
         _refuse()
 
+    def plan_offload(
+        self,
+        tokens: AnyArray,
+        stored: StoredObjects,
+        *,
+        salt: bytes = b"",
+        extra_keys: Sequence[ExtraKey] = (),
+        floor: Grade = Grade.FAITHFUL,
+    ) -> NoReturn:
+        """Raises UnsupportedError."""
+        _refuse()
+
     def finish_load(self, plan: TransferPlan, good: AnyArray) -> NoReturn:
         """Raises UnsupportedError."""
         _refuse()

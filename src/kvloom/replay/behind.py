@@ -18,18 +18,16 @@ from kvloom.manager.recovery import Recovery
 from kvloom.manager.sequence import CachedSequence
 from kvloom.manager.surveys import Reach, Survey
 from kvloom.manager.ways import Choice, Option, Way
-from kvloom.plan import Chain, StoredObjects
 from kvloom.replay.virtual import VirtualClock, VirtualTier
 from kvloom.transfer.hierarchy import Hierarchy
 from kvloom.transfer.inline import Inline
-from kvloom.transfer.offers import make_offer, objects_of
+from kvloom.transfer.offers import make_offer
 from kvloom.transfer.options import Admission, Restoring, TransferOptions
+from kvloom.transfer.source import TierSource
 from kvloom.types import Grade, Int32Array, IntArray
 
 SALT = b""
 FLOOR = Grade.FAITHFUL
-MOST_ENDS = 4
-"""Ends within a prompt that are looked at, the deepest first; as the hierarchy does."""
 _LEARNED = (1, 64, 4096)
 _LOADED = (1 << 20, 64 << 20, 1 << 30)
 """Tokens and bytes of the pieces of work from which the planner learns the given speeds."""
@@ -105,6 +103,7 @@ class Behind:
             self.clock,
             Inline,
         )
+        self._source = TierSource(self.hierarchy)
         names = [tier.name for tier in self.tiers]
         self.recovery = Recovery(manager.spec, names)
         for tokens in _LEARNED:
@@ -138,36 +137,22 @@ class Behind:
 
     def _survey(self, ids: Int32Array) -> Survey:
         """From where a prompt could go on: at its own boundaries, or at an end within it that a tier knows."""
-        chain = self._manager.chain(ids)
-        stored, tails = self._stored(chain)
-        whole = self._manager.survey(ids, stored, floor=FLOOR)
-        lengths = {(row + 1) * chain.segment + tokens for row, tokens in tails}
-        ends = sorted((length for length in lengths if whole.reused < length < len(ids)), reverse=True)[:MOST_ENDS]
-        restored, replayed = list(whole.restored), list(whole.replayed)
-        for length in ends:
-            end = ids[:length]
-            found = self._manager.survey(end, self._stored(self._manager.chain(end))[0], floor=FLOOR)
-            restored += found.restored
-            replayed += found.replayed
-        return replace(whole, restored=_deeper(restored, whole.reused), replayed=_deeper(replayed, whole.reused))
-
-    def _stored(self, chain: Chain) -> tuple[list[StoredObjects], set[tuple[int, int]]]:
-        """What every tier has of a chain, and the (row, tokens) of shorter ends behind its segments."""
-        stored: list[StoredObjects] = []
-        tails: set[tuple[int, int]] = set()
-        for link in self.hierarchy.links:
-            found = link.find(self._manager.layout, chain)
-            stored.append(objects_of(found.places if len(found.places) else None, link.parts))
-            tails.update(map(tuple, found.tails.tolist()))
-        return stored, tails
+        *ends, whole = self._source.begin(ids, SALT, ())
+        survey = self._manager.survey(ids, self._source.find(whole), floor=FLOOR)
+        restored, replayed = list(survey.restored), list(survey.replayed)
+        for end in ends:
+            if len(end.tokens) > survey.reused:
+                found = self._manager.survey(end.tokens, self._source.find(end), floor=FLOOR)
+                restored += found.restored
+                replayed += found.replayed
+        return replace(survey, restored=_deeper(restored, survey.reused), replayed=_deeper(replayed, survey.reused))
 
     def _replay(self, option: Option, ids: Int32Array) -> None:
         """Bring what the replay builds on, and run it."""
         manager, chain = self._manager, self._manager.chain(ids)
         assert option.reach is not None
         assert option.span is not None
-        found = [link.find(manager.layout, chain).places for link in self.hierarchy.links]
-        offer = make_offer(found, FLOOR, self.hierarchy.parts)
+        offer = make_offer(self.hierarchy.find(chain), FLOOR, self.hierarchy.parts)
         made = manager.plan_replay(ids, offer.stored, option.grade, floor=FLOOR)
         if made is None:
             return
@@ -177,7 +162,7 @@ class Behind:
             if n_bytes:
                 tier.read_bytes += n_bytes
                 self.clock.advance(tier.read_s(n_bytes))
-                tier.touch(manager.layout, chain.digests[-1].tobytes())
+                self.hierarchy.links[number].touch(manager.layout, chain.digests[-1].tobytes())
         self.replay_bytes.update(option.reach.kind_bytes)
         self.clock.advance(option.span.tokens / self.prefill_speed)
         manager.finish_load(plan, np.ones(len(plan), np.bool_))
@@ -218,8 +203,9 @@ class Behind:
         self.served_by[source] += tokens > 0
 
     def keep(self, sequence: CachedSequence) -> None:
-        """The present end of a sequence was kept resumable."""
+        """The present end of a sequence was kept resumable: what is to be stored of it is, and holds nothing more."""
         self.hierarchy.keep(sequence, SALT, ())
+        self.hierarchy.flush()
 
     def written_by_kind(self, number: int) -> dict[str, int]:
         """Bytes of objects that a tier was given, by kind."""

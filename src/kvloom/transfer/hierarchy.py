@@ -55,7 +55,6 @@ class _End:
     tokens: Int32Array
     salt: bytes
     extra_keys: tuple[ExtraKey, ...]
-    reused: bool
 
 
 class Hierarchy:
@@ -391,13 +390,20 @@ class Hierarchy:
             return
         self.collect()
         chain = self._manager.chain(tokens, salt=salt, extra_keys=extra_keys)
-        end = _End(tokens.copy(), salt, tuple(extra_keys), sequence.reused > 0)
+        end = _End(tokens.copy(), salt, tuple(extra_keys))
         for number, link in enumerate(self.links):
             if self._waits(number):
                 self._remember(chain, end)
-            elif (self.options.admission is Admission.ALWAYS or end.reused) and not self._store(link, chain, end):
-                link.stats.not_stored["busy"] += 1
+            elif self.options.admission is Admission.ALWAYS or not number:
+                self._store_now(link, chain, end)
+            elif sequence.reused:  # what was used again, and nothing that is new
+                again = _End(end.tokens[: sequence.reused], salt, end.extra_keys)
+                self._store_now(link, self.chain(again.tokens, salt, extra_keys), again)
         self._offload()
+
+    def _store_now(self, link: Link, chain: Chain, end: _End) -> None:
+        if not self._store(link, chain, end):
+            link.stats.not_stored["busy"] += 1
 
     def _waits(self, number: int) -> bool:
         """Whether a tier gets ends only once the device fills: what does not outlive the process is no hurry."""

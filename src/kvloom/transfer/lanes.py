@@ -7,10 +7,13 @@ two pieces.  When a job is ``done`` it will never write again: that is the fence
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import heapq
 import logging
 import math
+import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -146,6 +149,7 @@ class Lane:
         name: of the thread.
         most: jobs of each urgency that may wait or run at a time; more are refused.
         clock: monotonic seconds.
+        nice: how far the thread stands behind others that want the processor, 0 to 19.
 
     What a job raises ends that job alone.  It is logged, with its traceback the first time.
 
@@ -153,8 +157,10 @@ class Lane:
         raised: how many jobs raised something, by its type.
     """
 
-    def __init__(self, name: str, most: dict[Urgency, int], clock: Callable[[], float] = time.monotonic) -> None:
-        self._name, self._most, self._clock = name, most, clock
+    def __init__(
+        self, name: str, most: dict[Urgency, int], clock: Callable[[], float] = time.monotonic, nice: int = 0
+    ) -> None:
+        self._name, self._most, self._clock, self._nice = name, most, clock, nice
         self.raised: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -231,6 +237,9 @@ class Lane:
         heapq.heappush(self._queue, (int(job.urgency), self._number, job))
 
     def _run(self) -> None:
+        if self._nice and sys.platform == "linux":
+            with contextlib.suppress(OSError):  # of this thread, and of those that it starts
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while True:
             with self._lock:
                 while not self._queue:

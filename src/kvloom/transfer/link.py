@@ -27,6 +27,8 @@ from kvloom.transfer.progress import Piece, Progress, Way
 from kvloom.transfer.stats import TierStats
 from kvloom.types import AnyArray, Grade, IntArray, PayloadForm
 
+BEHIND = 10
+"""Niceness of threads that store: nobody waits for them, and a decode step wants the processor."""
 STAGED = 32 << 20
 """Bytes that lie between a tier and an arena that is no host memory."""
 _YIELD_S, _YIELDS_S = 0.02, 1.0
@@ -68,7 +70,7 @@ class Link:
             f"kvloom-load-{tier.name}", {Urgency.LOAD: 64, Urgency.PREFETCH: options.most_prefetches}, clock
         )
         self.writing = lane(
-            f"kvloom-store-{tier.name}", {Urgency.STORE: options.most_stores, Urgency.DEMOTE: 64}, clock
+            f"kvloom-store-{tier.name}", {Urgency.STORE: options.most_stores, Urgency.DEMOTE: 64}, clock, BEHIND
         )
         self.asking = lane(f"kvloom-ask-{tier.name}", {Urgency.LOAD: 8}, clock)
         self.stats.raised = {lane: each.raised for lane, each in zip(("read", "write", "ask"), self.lanes, strict=True)}

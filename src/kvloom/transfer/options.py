@@ -14,7 +14,7 @@ class Admission(enum.StrEnum):
     ALWAYS = "always"
     """Every one, when it is kept: nothing is lost with the process."""
     REUSED = "reused"
-    """Those of prefixes that were used again, when they were or when the tier before lets go of them: what is used once
+    """The end that a later request went on from, once it did, or when the tier before lets go of it: what is used once
     is not written to flash.  What is left is written when the engine closes."""
 
 

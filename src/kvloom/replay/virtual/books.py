@@ -8,22 +8,26 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvloom.tiers.values import DIGEST, OBJECT
-from kvloom.types import AnyArray, IntArray
+from kvloom.types import AnyArray, Int32Array, IntArray
 
-ROW = np.dtype([*OBJECT.descr, ("refs", "<i4"), ("generation", "<u4"), ("born", "<i8")])
-"""An object: how many units need it, what changes with its payload, and the publication that brought it."""
+ROW = np.dtype([*OBJECT.descr, ("refs", "<i4"), ("generation", "<u4"), ("depth", "<i4")])
+"""An object: how many units need it, what changes with its payload, and the depth of its node."""
 NO_ROWS: IntArray = np.empty(0, np.int64)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class End:
-    """A unit: its ``needs`` int64 ``[k, 4]`` (group, first node, first column, count) and what its worth follows from.
+    """A unit.
 
-    It needs what was born no later than ``serial``.
+    Attributes:
+        needs: int64 ``[k, 4]``: group, first node, first column, count.
+        rows: int32, the objects of its chain that it needs: those that were there when it was published.
+        n_bytes: that these take.
     """
 
     needs: IntArray
-    serial: int
+    rows: Int32Array
+    n_bytes: int
 
 
 @dataclass(slots=True, eq=False)
@@ -86,7 +90,6 @@ class Books:
         self.nodes: dict[tuple[bytes, bytes], Node] = {}
         self.roots: dict[tuple[bytes, bytes], Node] = {}
         self.rows = np.zeros(1024, ROW)
-        self.serial = 0
         self.objects = self.units = 0
         self._free: list[int] = []
         self._top = 0
@@ -104,16 +107,6 @@ class Books:
         if not parts:
             return NO_ROWS, NO_ROWS
         return np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
-
-    def needed_by(self, node: Node) -> tuple[IntArray, list[Node], IntArray]:
-        """The rows that the unit at ``node`` needs, its chain, and the index in it of the node of every row."""
-        chain = node.above()
-        rows, depth = self.gather(chain)
-        end = node.unit
-        assert end is not None
-        about = self.rows[rows]
-        mine = needed(end.needs, about["group"], depth, about["column"]) & (about["born"] <= end.serial)
-        return rows[mine], chain, depth[mine]
 
     # ---------------------------------------------------------------- entering
 
@@ -136,15 +129,15 @@ class Books:
 
     # ---------------------------------------------------------------- removing
 
-    def free(self, chain: Sequence[Node], rows: IntArray, depth: IntArray) -> None:
-        """Drop objects that nobody needs, where they are."""
+    def free(self, chain: Sequence[Node], rows: AnyArray) -> None:
+        """Drop objects of a chain that nobody needs."""
         if not len(rows):
             return
         self.rows["generation"][rows] += 1
         self._free.extend(rows.tolist())
         self.objects -= len(rows)
         gone = set(rows.tolist())
-        for at in np.unique(depth).tolist():
+        for at in np.unique(self.rows["depth"][rows]).tolist():
             node = chain[at]
             node.rows = np.array([row for row in node.rows.tolist() if row not in gone], np.int64)
 

@@ -128,17 +128,17 @@ class Publisher:
             end.tokens, end.n_bytes = tokens[last], node_bytes[0]
         self._hold_objects(draft, chain)
         before = end.unit
-        if before is not None:
-            old = books.needed_by(end)
-        books.serial += 1
-        end.unit = End(draft.needs, books.serial)
-        rows, _, _ = books.needed_by(end)
-        books.rows["refs"][rows] += 1
+        rows, depth = books.gather(chain)
+        there = books.rows[rows]
+        wanted = needed(draft.needs, there["group"], depth, there["column"])
+        books.rows["refs"][rows[wanted]] += 1
+        size = int(tier.object_bytes(there["length"][wanted]).sum())
+        end.unit = End(draft.needs, rows[wanted].astype(np.int32), size)
         books.units += before is None
         end.uses = 0 if before is None else end.uses + 1
         tier.order.use(end, hit=before is not None)
         if before is not None:
-            tier.drop_refs(*old)
+            tier.drop_refs(before.rows, chain)
         self._let_go(draft, mine)
         self._drop_unneeded(draft, chain)
         written = -(-more // tier.medium.run) * tier.medium.run
@@ -163,7 +163,7 @@ class Publisher:
         return True
 
     def _let_go(self, draft: _Draft, mine: AnyArray) -> None:
-        self._tier.drop_refs(draft.rows[mine], draft.known, draft.depth[mine])
+        self._tier.drop_refs(draft.rows[mine], draft.known)
         for node in draft.known[-1:]:
             node.anchors -= 1
 
@@ -185,7 +185,7 @@ class Publisher:
             table[name][rows] = fresh[:, column]
         table["generation"][rows] += 1
         table["refs"][rows[new]] = 0
-        table["born"][rows[new]] = books.serial + 1
+        table["depth"][rows] = fresh[:, 0]
         tier.in_use += int(tier.object_bytes(fresh[:, 5]).sum())
         order = new[np.argsort(fresh[new, 0], kind="stable")]
         at, begin = np.unique(fresh[order, 0], return_index=True)
@@ -195,10 +195,10 @@ class Publisher:
     def _drop_unneeded(self, draft: _Draft, chain: list[Node]) -> None:
         """What it brought and nobody needs."""
         tier, books = self._tier, self._tier.books
-        rows, depth = books.gather(chain)
+        rows, _ = books.gather(chain)
         gone = books.rows["refs"][rows] <= 0
         tier.in_use -= int(tier.object_bytes(books.rows["length"][rows[gone]]).sum())
-        books.free(chain, rows[gone], depth[gone])
+        books.free(chain, rows[gone])
 
 
 def _keys(node: AnyArray, group: AnyArray, column: AnyArray) -> IntArray:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvloom.errors import InputError
-from kvloom.replay.virtual.books import Books, Node
+from kvloom.replay.virtual.books import Books, Node, asked
 from kvloom.replay.virtual.clock import VirtualClock
 from kvloom.replay.virtual.medium import Medium
 from kvloom.replay.virtual.order import going
@@ -33,7 +33,7 @@ from kvloom.tiers.values import (
     check_layout,
     no_places,
 )
-from kvloom.types import Grade, IntArray, PayloadForm
+from kvloom.types import AnyArray, Grade, Int32Array, IntArray, PayloadForm
 
 PLACE = np.dtype([*OBJECT.descr, ("row", "<i8"), ("generation", "<u4")])
 _FIELDS = [name for name, *_ in OBJECT.descr]
@@ -180,16 +180,20 @@ class VirtualTier:
 
     def coldest(self, n_bytes: int) -> Iterator[tuple[bytes, bytes]]:
         """See ``HandsOn.coldest``; worked out as it is asked for, while nothing else may change."""
-        refs: Counter[int] = Counter()
+        passed: list[Int32Array] = []
+        left, most = n_bytes, 0
         for node in self.order.in_order():
-            if n_bytes <= 0:
+            if left <= 0:
                 return
             yield node.layout, node.digest
-            rows, _, _ = self.books.needed_by(node)
-            refs.update(rows.tolist())
-            about = self.books.rows[rows]
-            last = [refs[row] == int(needed) for row, needed in zip(rows.tolist(), about["refs"], strict=True)]
-            n_bytes -= int(self.object_bytes(about["length"][last]).sum())
+            assert node.unit is not None
+            passed.append(node.unit.rows)
+            most += node.unit.n_bytes
+            if most >= left:  # only then it matters what they share
+                rows, counts = np.unique(np.concatenate(passed), return_counts=True)
+                about = self.books.rows[rows]
+                left = n_bytes - int(self.object_bytes(about["length"][about["refs"] == counts]).sum())
+                most = 0
 
     def hits(self, layout: bytes, digest: bytes) -> float:
         """See ``HandsOn.hits``."""
@@ -201,12 +205,10 @@ class VirtualTier:
         node = self._unit_at(layout, digest)
         if node is None or node.unit is None:
             return None
-        rows, chain, depth = self.books.needed_by(node)
+        chain = node.above()
         objects = [
-            NewObject(at, group, column, Grade(grade), Fill(length, _nothing), PayloadForm(form))
-            for at, (group, column, form, grade, length, *_) in zip(
-                depth.tolist(), self.books.rows[rows].tolist(), strict=True
-            )
+            NewObject(depth, group, column, Grade(grade), Fill(length, _nothing), PayloadForm(form))
+            for group, column, form, grade, length, _, _, depth in self.books.rows[node.unit.rows].tolist()
         ]
         digests = np.frombuffer(b"".join(each.digest for each in chain), np.uint8).reshape(len(chain), -1)
         tokens = np.broadcast_to(np.int32(0), sum(each.tokens for each in chain))
@@ -244,23 +246,20 @@ class VirtualTier:
 
     def drop_unit(self, node: Node) -> None:
         """A unit is gone, with all that no other one needs."""
+        assert node.unit is not None
         self.order.forget(node)
         self.books.units -= 1
-        self.release(node)
+        self.drop_refs(node.unit.rows, node.above())
         node.unit, node.uses = None, 0
         self.in_use -= self.books.prune(node)
 
-    def release(self, node: Node) -> None:
-        """Take back what a unit holds."""
-        self.drop_refs(*self.books.needed_by(node))
-
-    def drop_refs(self, rows: IntArray, chain: list[Node], depth: IntArray) -> None:
-        """Some objects are needed once less; those that nobody needs go."""
+    def drop_refs(self, rows: AnyArray, chain: list[Node]) -> None:
+        """Some objects of a chain are needed once less; those that nobody needs go."""
         table = self.books.rows
         table["refs"][rows] -= 1
-        gone = table["refs"][rows] <= 0
-        self.in_use -= int(self.object_bytes(table["length"][rows[gone]]).sum())
-        self.books.free(chain, rows[gone], depth[gone])
+        gone = rows[table["refs"][rows] <= 0]
+        self.in_use -= int(self.object_bytes(table["length"][gone]).sum())
+        self.books.free(chain, gone)
 
     def _unit_at(self, layout: bytes, digest: bytes) -> Node | None:
         node = None if self._closed else self.books.nodes.get((layout, digest))
@@ -271,14 +270,21 @@ class VirtualTier:
         refs: Counter[int] = Counter()
         ends = [node for node in self.books.nodes.values() if node.unit is not None]
         for node in ends:
-            refs.update(self.books.needed_by(node)[0].tolist())
+            assert node.unit is not None
+            refs.update(node.unit.rows.tolist())
+            rows, depth = self.books.gather(node.above())
+            assert set(node.unit.rows.tolist()) <= set(rows.tolist())
+            about = self.books.rows[rows]
+            assert (about["depth"] == depth).all()
+            for need in node.unit.needs:
+                assert asked(need, about["group"], depth, about["column"]).sum() >= need[3], "a unit is not whole"
         nodes = [*self.books.nodes.values(), *self.books.roots.values()]
-        rows = [row for node in nodes for row in node.rows.tolist()]
-        assert len(set(rows)) == len(rows) == self.books.objects
+        held = [row for node in nodes for row in node.rows.tolist()]
+        assert len(set(held)) == len(held) == self.books.objects
         assert len(ends) == self.books.units
         table = self.books.rows
-        assert {row: int(table["refs"][row]) for row in rows} == dict(refs), "counts of objects are wrong"
-        size = int(self.object_bytes(table["length"][rows]).sum()) + sum(node.n_bytes for node in nodes)
+        assert {row: int(table["refs"][row]) for row in held} == dict(refs), "counts of objects are wrong"
+        size = int(self.object_bytes(table["length"][held]).sum()) + sum(node.n_bytes for node in nodes)
         assert size == self.in_use <= self.capacity
         for node in nodes:
             assert node.children or node.unit or len(node.rows), "a node that nothing needs is still there"
