@@ -50,9 +50,18 @@ class Arrival:
         load: in stages; ``Manager.begin_arriving`` is for the caller.
         ends_at: monotonic second after which nobody waits for it any more.
         clock: monotonic seconds.
+        hurried: once it says so nobody waits any longer.
     """
 
-    def __init__(self, load: Load, ends_at: float, begun: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        load: Load,
+        ends_at: float,
+        begun: float,
+        clock: Callable[[], float],
+        hurried: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._hurried = hurried
         self.load, self.ends_at, self.ended = load, ends_at, Ended.OPEN
         self.timeline = Timeline(begun, begun)
         self._clock = clock
@@ -96,7 +105,7 @@ class Arrival:
             if len(each.progress.pieces) >= stages:
                 break
             left = self.ends_at - self._clock()
-            if ended or left <= 0:
+            if ended or left <= 0 or self._hurried():
                 break
             each.progress.wait(stages, min(left, _LOOK_S))
         if each.progress.good < stages:

@@ -28,7 +28,7 @@ from kvloom.transfer.cooling import Cooling, Rewrites
 from kvloom.transfer.demotion import Demotion
 from kvloom.transfer.forms import Forms
 from kvloom.transfer.lanes import Job, Lane, Urgency
-from kvloom.transfer.link import Link
+from kvloom.transfer.link import ASK_PATIENCE, Link
 from kvloom.transfer.loading import Load
 from kvloom.transfer.memory import SlotMemory
 from kvloom.transfer.offers import Offer, joined, kept_of, make_offer, objects_of
@@ -44,6 +44,8 @@ MOST_PENDING = 4096
 """Ends of sequences that are remembered to be copied once the device fills."""
 CLOSE_PATIENCE, ROOM_PATIENCE, GIVE_UP_PATIENCE = 60.0, 2.0, 1.0
 """Seconds that closing, a request without room, and one that gives its prefix up, wait at most for what moves."""
+_LOOK_S = 0.05
+"""How often a request that waits looks whether it is to hurry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Hierarchy:
         tiers: cold tiers, nearest first; ``close`` closes them.
         clock: monotonic seconds.
         lane: what moves bytes: threads, or ``Inline``, which does everything at once.
+        hurried: asked while a request waits for a tier: once it says so, as after Ctrl-C, nobody waits any longer.
     """
 
     def __init__(
@@ -73,17 +76,21 @@ class Hierarchy:
         options: TransferOptions | None = None,
         clock: Callable[[], float] = time.monotonic,
         lane: type[Lane] = Lane,
+        hurried: Callable[[], bool] = lambda: False,
     ) -> None:
+        self.hurried = hurried
         self.manager = self._manager = manager
         self._memory, self._clock = memory, clock
         self.options = options or TransferOptions()
         self.links = [Link(tier, memory, manager.spec, manager.geometry, self.options, clock, lane) for tier in tiers]
+        for link in self.links:
+            link.hurried = hurried
         self.stats = TransferStats({link.tier.name: link.stats for link in self.links})
         self.cooling: list[Cooling] = []
         self._after = [self._housekeeping(number) for number in range(len(self.links))]
         self._pending: OrderedDict[bytes, _End] = OrderedDict()
         self._stores: deque[tuple[Link, TransferPlan, Job[Published]]] = deque()
-        self._ahead: OrderedDict[bytes, Load] = OrderedDict()
+        self._ahead: OrderedDict[bytes, tuple[Load, Grade]] = OrderedDict()
         self._late: list[Load] = []
         self._tails: set[tuple[int, int]] = set()
         self.arriving: Arrival | None = None
@@ -130,7 +137,7 @@ class Hierarchy:
             return
         chain = self._manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)
         ends = self._clock() + self.options.load_deadline_s
-        if not self.take_ahead(chain):
+        if not self.take_ahead(chain, floor):
             return
         for _ in range(_TRIES):  # damaged objects are not found again, but something shorter may be
             begun = self._clock()
@@ -139,14 +146,26 @@ class Hierarchy:
             if load is None or self.arrive(load, ends, begun) or not self._end(load, ends):
                 break
 
-    def take_ahead(self, chain: Chain) -> bool:
+    def take_ahead(self, chain: Chain, floor: Grade) -> bool:
         """Let what was fetched ahead for a chain arrive; False when nothing better is to be had now."""
-        load = self._ahead.pop(_name(chain), None)
+        load, best = self._ahead.get(_name(chain), (None, floor))
         if load is None:
             return True
-        self.stats.prefetch_used += 1
+        if best < floor:  # it may be of no use, and something better may be there
+            self._give_up_ahead(_name(chain))
+            return True
         load.hasten(self.options.load_deadline_s)
-        return self._end(load, self._clock() + self.options.load_deadline_s)
+        arrived = self._wait(load, self._clock() + self.options.load_deadline_s)  # an interrupt leaves it ahead
+        del self._ahead[_name(chain)]
+        self.stats.prefetch_used += 1
+        if not arrived:
+            load.cancel(late=True)
+            self.leave(load)
+            return False
+        results = load.finish(self._manager)
+        if not results.any():
+            load.touch(self._manager.layout)
+        return bool((results == Result.STOPPED).any())  # what never began may be had now
 
     def prefetch(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade) -> bool:
         """Begin to bring what ``restore`` will want for a prompt that waits; whether something is under way.
@@ -154,26 +173,44 @@ class Hierarchy:
         What arrives holds its room until the prompt is opened, ``forget_ahead`` is called, or somebody needs the room.
         """
         self.collect()
-        if len(tokens) < 2 or len(self._ahead) >= self.options.most_prefetches:
+        if len(tokens) < 2:
             return False
         chain = self._manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)
         name = _name(chain)
-        if name not in self._ahead:
-            load = self._begin(chain, salt, extra_keys, floor, Way(Urgency.PREFETCH))
-            if load is None:
-                return False
-            self._ahead[name] = load
-            self.stats.prefetched += 1
+        if name in self._ahead:
+            if self._ahead[name][1] >= floor:
+                return True
+            self._give_up_ahead(name)
+        if len(self._ahead) >= self.options.most_prefetches:
+            return False
+        load = self._begin(chain, salt, extra_keys, floor, Way(Urgency.PREFETCH))
+        if load is None:
+            return False
+        if any(each.job is None for each in load.bringing):  # a lane is full, or hangs
+            load.cancel()
+            self._late.append(load)
+            self.collect()
+            return False
+        self._ahead[name] = load, floor
+        self.stats.prefetched += 1
         return True
 
     def forget_ahead(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey]) -> None:
         """The prompt of a prefetch is not going to be opened."""
         if len(tokens) < 2:
             return
-        load = self._ahead.pop(_name(self._manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)), None)
-        if load is not None:
-            load.cancel()
-            self._late.append(load)
+        self._give_up_ahead(_name(self._manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)))
+
+    def forget_all_ahead(self) -> None:
+        """No prompt of a prefetch is going to be opened."""
+        for name in list(self._ahead):
+            self._give_up_ahead(name)
+
+    def _give_up_ahead(self, name: bytes) -> None:
+        ahead = self._ahead.pop(name, None)
+        if ahead is not None:
+            ahead[0].cancel()
+            self._late.append(ahead[0])
             self.collect()
 
     def _begin(
@@ -185,9 +222,11 @@ class Hierarchy:
         way: Way,
     ) -> Load | None:
         """Plan and begin the best load for a chain, or for an earlier end within it; None when nothing helps."""
-        found = self.find(chain)
+        waits = way.urgency is Urgency.LOAD
+        patience = self.options.load_deadline_s if waits and way.within is None else way.within or ASK_PATIENCE
+        found = self.find(chain, patience)
         for end in self.ends_within(chain, salt, extra_keys):
-            shorter = self.find(end)
+            shorter = self.find(end, patience)
             load = self._plan(end, make_offer(shorter, floor, self.parts), salt, extra_keys, floor, way)
             if load is not None:
                 return load
@@ -211,12 +250,12 @@ class Hierarchy:
             return None
         return Load.begin(manager, self.links, chain, plan, offer, way, self.options.prefetch_window)
 
-    def find(self, chain: Chain) -> list[Places | None]:
-        """The places of a chain in every tier; None where a tier has nothing of it."""
+    def find(self, chain: Chain, patience_s: float = ASK_PATIENCE) -> list[Places | None]:
+        """The places of a chain in every tier; None where a tier has nothing of it, or does not say so in time."""
         places: list[Places | None] = []
         self._tails = set()
         for link in self.links:
-            found = link.find(self._manager.layout, chain)
+            found = link.find(self._manager.layout, chain, patience_s)
             places.append(found.places if len(found.places) else None)
             self._tails.update((row, tokens) for row, tokens in found.tails.tolist())
         return places
@@ -229,7 +268,7 @@ class Hierarchy:
         """Chains that stop at ends within the one that was just found, which a tier may know; the longest first."""
         lengths = {(row + 1) * chain.segment + tokens for row, tokens in self._tails}
         reached = len(chain.tokens)
-        wanted = sorted((length for length in lengths if length < reached), reverse=True)
+        wanted = sorted((length for length in lengths if 0 < length < reached), reverse=True)
         return [self.chain(chain.tokens[:length], salt, extra_keys) for length in wanted[:_TRIES]]
 
     def now(self) -> float:
@@ -243,10 +282,15 @@ class Hierarchy:
 
     def _end(self, load: Load, ends_at: float) -> bool:
         """Wait for a load and publish it; whether another one may do better (False: it was late, or all arrived)."""
-        if not load.wait(ends_at, self._clock()):
+        try:
+            arrived = self._wait(load, ends_at)
+        except BaseException:  # an interrupt: what still moves keeps its slots until it has ended
             load.cancel()
-            self._late.append(load)
-            self.stats.late += 1
+            self.leave(load)
+            raise
+        if not arrived:
+            load.cancel(late=True)
+            self.leave(load)
             return False
         results = load.finish(self._manager)
         if not results.any():
@@ -255,20 +299,27 @@ class Hierarchy:
         # What a device cannot read now it may read later; it is not asked again at once.
         return not np.isin(results, (Result.IO_ERROR, Result.STOPPED)).any()
 
+    def _wait(self, load: Load, ends_at: float) -> bool:
+        """Wait for a load, until the time is over or somebody is in a hurry; whether it is done."""
+        while not load.wait(min(ends_at, self._clock() + _LOOK_S), self._clock()):
+            if self._clock() >= ends_at or self.hurried():
+                return False
+        return True
+
     # ---------------------------------------------------------------- arriving
 
     def arrive(self, load: Load, ends_at: float, begun: float) -> bool:
         """Let the request go on once the first stage of a load is there; False when it is to wait for all of it."""
         if load.stages.count == 1:
             return False
-        arrival = Arrival(load, ends_at, begun, self._clock)
+        arrival = Arrival(load, ends_at, begun, self._clock, self.hurried)
         try:
             arrival.wait_for(1)
         except ArrivalError:
             return False
-        self._manager.begin_arriving(load.plan)
         arrival.timeline.opened = self._clock()
-        self.arriving, self.timeline = arrival, arrival.timeline
+        self.arriving, self.timeline = arrival, arrival.timeline  # before anybody can see what is not there
+        self._manager.begin_arriving(load.plan)
         self.stats.layered += 1
         return True
 
@@ -282,7 +333,7 @@ class Hierarchy:
     def await_arrival(self) -> None:
         """Wait until what is arriving is there, or will not be; then ``settle`` takes no time."""
         if self.arriving is not None:
-            self.arriving.load.wait(self.arriving.ends_at, self._clock())
+            self._wait(self.arriving.load, self.arriving.ends_at)
 
     def settle(self) -> None:
         """Wait for what is arriving; what did not come is quarantined, and sequences that read it are broken."""
@@ -303,7 +354,7 @@ class Hierarchy:
         load = arrival.load
         if not load.done:
             # A late write may still land in its slots: they stay held, but nobody reads them.
-            load.cancel()
+            load.cancel(late=True)
             self._manager.withdraw(load.plan, arrival.nothing)
             self._late.append(load)
             self.stats.late += 1
@@ -368,7 +419,7 @@ class Hierarchy:
 
     def _offload(self) -> None:
         """Copy the ends used longest ago to the nearest tier, while the device is fuller than it should be."""
-        while self._pending and self._manager.fill() >= self.options.gpu_watermark:
+        while self._pending and self.arriving is None and self._manager.fill() >= self.options.gpu_watermark:
             name, end = next(iter(self._pending.items()))
             chain = self._manager.chain(end.tokens, salt=end.salt, extra_keys=end.extra_keys)
             if not self._store(self.links[0], chain, end):
@@ -439,7 +490,11 @@ class Hierarchy:
     @property
     def moving(self) -> bool:
         """Whether bytes are on their way now."""
-        loads = [*self._late, *self._ahead.values(), *([] if self.arriving is None else [self.arriving.load])]
+        loads = [
+            *self._late,
+            *(load for load, _ in self._ahead.values()),
+            *([] if self.arriving is None else [self.arriving.load]),
+        ]
         return any(not load.done for load in loads) or any(not job.done for _, _, job in self._stores)
 
     def make_room(self) -> None:
@@ -474,9 +529,7 @@ class Hierarchy:
                 self._keep_for_good(number, link, ends)
                 break
         for link in self.links:
-            left = max(0.0, ends - self._clock())
-            if link.reading.close(left) and link.writing.close(left):
-                link.tier.close()
+            link.close(max(0.0, ends - self._clock()))
         for link, plan, job in self._stores:
             link.count_store(plan, job)
 
@@ -494,10 +547,7 @@ class Hierarchy:
 
     def _drop_ahead(self) -> None:
         """Give up what was fetched ahead and not asked for."""
-        while self._ahead:
-            _, load = self._ahead.popitem(last=False)
-            load.cancel()
-            self._late.append(load)
+        self.forget_all_ahead()
         self.collect()
 
 

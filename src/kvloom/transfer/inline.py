@@ -15,4 +15,6 @@ class Inline(Lane):
         job = Job(urgency, work, None if within is None else self._clock() + within, self._clock)
         while not job.advance():
             pass
+        if job.failure is not None:
+            self._tell(job.failure)
         return job

@@ -10,14 +10,20 @@ from __future__ import annotations
 import contextlib
 import enum
 import heapq
+import logging
+import math
 import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+GRACE_S = 0.5
+"""Seconds that the piece which a job is cancelled in may take before its lane is said to hang."""
 
 
 class Urgency(enum.IntEnum):
@@ -56,7 +62,7 @@ class Job(Generic[T]):
         self._work, self._clock = work, clock
         self._steps: Generator[None, None, T] | None = None
         self._ended = threading.Event()
-        self._cancelled = False
+        self._cancelled: float | None = None
         self._state = State.WAITING
         self._result: T | None = None
         self._failure: BaseException | None = None
@@ -76,13 +82,24 @@ class Job(Generic[T]):
         """Whether it has ended, in whatever way: nothing of it moves any more."""
         return self._ended.is_set()
 
-    def cancel(self) -> None:
-        """Stop it at the next piece; one that has not begun ends when its lane comes to it."""
-        self._cancelled = True
+    def cancel(self, *, late: bool = False) -> None:
+        """Stop it at the next piece; one that has not begun ends when its lane comes to it.
+
+        ``late``: it should have ended by now, so what waits behind it need not be waited for.
+        """
+        if late:
+            self._cancelled = -math.inf
+        elif self._cancelled is None:
+            self._cancelled = self._clock()
 
     def stopped(self) -> bool:
         """Whether its work is to stop now: it was cancelled, or its deadline has passed."""
-        return self._cancelled or (self.ends_at is not None and self._clock() > self.ends_at)
+        return self._cancelled is not None or (self.ends_at is not None and self._clock() > self.ends_at)
+
+    def overdue(self, now: float) -> bool:
+        """Whether it should have ended by now: its deadline has passed, or it was cancelled a while ago."""
+        late = self.ends_at is not None and now > self.ends_at
+        return late or (self._cancelled is not None and now > self._cancelled + GRACE_S)
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until it is done; whether it is."""
@@ -133,12 +150,18 @@ class Lane:
         most: jobs of each urgency that may wait or run at a time; more are refused.
         clock: monotonic seconds.
         nice: how far the thread stands behind others that want the processor, 0 to 19.
+
+    What a job raises ends that job alone.  It is logged, with its traceback the first time.
+
+    Attributes:
+        raised: how many jobs raised something, by its type.
     """
 
     def __init__(
         self, name: str, most: dict[Urgency, int], clock: Callable[[], float] = time.monotonic, nice: int = 0
     ) -> None:
         self._name, self._most, self._clock, self._nice = name, most, clock, nice
+        self.raised: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._queue: list[tuple[int, int, Job[object]]] = []
@@ -180,9 +203,13 @@ class Lane:
 
     @property
     def hung(self) -> bool:
-        """Whether the running job should have ended by now: nothing new is to be expected from this lane soon."""
-        running = self._running
-        return running is not None and running.stopped()
+        """Whether the running job, or a load behind it, should have ended by now: nothing new comes soon."""
+        now = self._clock()
+        with self._lock:
+            if self._running is None:
+                return False
+            waiting = (job for _, _, job in self._queue if job.urgency is Urgency.LOAD)
+            return self._running.overdue(now) or any(job.overdue(now) for job in waiting)
 
     def close(self, patience_s: float) -> bool:
         """Take nothing more, end what waits after ``patience_s`` at most; whether the lane has ended."""
@@ -222,6 +249,8 @@ class Lane:
                 _, number, job = heapq.heappop(self._queue)
                 self._running = job
             ended = job.advance()
+            if job.failure is not None:
+                self._tell(job.failure)
             with self._lock:
                 self._running = None
                 if not ended and self._gave_up:
@@ -232,3 +261,10 @@ class Lane:
                 else:
                     heapq.heappush(self._queue, (int(job.urgency), number, job))
                 self._changed.notify_all()
+
+    def _tell(self, failure: BaseException) -> None:
+        """Nobody may ever ask for the result of a job, so that it failed is told here."""
+        name = type(failure).__name__
+        self.raised[name] += 1
+        trace = failure if self.raised[name] == 1 else None
+        _LOG.error("%s: a job raised %s: %s", self._name, name, failure, exc_info=trace)

@@ -1,19 +1,23 @@
-"""One cold tier as transfers see it: what of it fits this model, a lane for reading, one for writing, and counters."""
+"""One cold tier as transfers see it: what of it fits this model, lanes to read, write and ask in, and counters.
+
+Nothing of a tier runs in the thread of the requests: whatever hangs or raises there is a miss, and counted.
+"""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from kvloom.errors import StoreError
 from kvloom.plan import ArenaGeometry, Chain, TransferPlan
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.tiers.contract import Tier
-from kvloom.tiers.values import Found, Need, NewObject, Places, Published, Result, Unit
+from kvloom.tiers.values import Found, Need, NewObject, Places, Published, ReadResult, Result, Unit, no_places
 from kvloom.transfer.forms import Forms
 from kvloom.transfer.lanes import Job, Lane, State, Urgency
 from kvloom.transfer.memory import SlotMemory
@@ -23,7 +27,6 @@ from kvloom.transfer.progress import Piece, Progress, Way
 from kvloom.transfer.stats import TierStats
 from kvloom.types import AnyArray, Grade, IntArray, PayloadForm
 
-_LOG = logging.getLogger(__name__)
 BEHIND = 10
 """Niceness of threads that store: nobody waits for them, and a decode step wants the processor."""
 STAGED = 32 << 20
@@ -32,10 +35,18 @@ _YIELD_S, _YIELDS_S = 0.02, 1.0
 """Seconds that a store waits for loads before each object, and for a whole unit, at most."""
 
 Results = npt.NDArray[np.uint8]
+T = TypeVar("T")
+ASK_PATIENCE, TIER_PATIENCE = 2.0, 10.0
+"""Seconds that a question to a tier may take which no request waits for, and closing it."""
+_LOOK_S = 0.05
+_CODES = len(Result)
 
 
 class Link:
-    """One tier.  Its methods belong to the manager's thread, but for what its lanes run."""
+    """One tier.  Its methods belong to the manager's thread, but for what its lanes run.
+
+    ``hurried``: asked while a request waits; once it says so nobody waits any longer.
+    """
 
     def __init__(
         self,
@@ -50,6 +61,7 @@ class Link:
         self.tier, self.stats = tier, TierStats()
         self._memory, self._spec, self._geometry = memory, spec, geometry
         self._clock = clock
+        self.hurried: Callable[[], bool] = lambda: False
         self.parts = Parts.of(spec)
         self._slot_bytes = np.array([group.slot_bytes for group in spec.groups], dtype=np.int64)
         self._snapshots = np.array([group.is_snapshot for group in spec.groups], dtype=np.bool_)
@@ -60,6 +72,13 @@ class Link:
         self.writing = lane(
             f"kvloom-store-{tier.name}", {Urgency.STORE: options.most_stores, Urgency.DEMOTE: 64}, clock, BEHIND
         )
+        self.asking = lane(f"kvloom-ask-{tier.name}", {Urgency.LOAD: 8}, clock)
+        self.stats.raised = {lane: each.raised for lane, each in zip(("read", "write", "ask"), self.lanes, strict=True)}
+
+    @property
+    def lanes(self) -> tuple[Lane, Lane, Lane]:
+        """To read, to write and to ask in."""
+        return self.reading, self.writing, self.asking
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -67,18 +86,56 @@ class Link:
 
     # ---------------------------------------------------------------- finding
 
-    def find(self, layout: bytes, chain: Chain) -> Found:
-        """What the tier has of a chain, as far as it fits the model."""
-        found = self.tier.lookup(self.parts.layout(layout), chain.digests, root=chain.root)
-        entries = found.places.entries
+    def find(self, layout: bytes, chain: Chain, patience_s: float = ASK_PATIENCE) -> Found:
+        """What the tier has of a chain, as far as it fits the model; nothing when it does not say so in time."""
+        own = self.parts.layout(layout)
+        found = self._ask(
+            lambda: self._fitting(self.tier.lookup(own, chain.digests, root=chain.root), chain), patience_s
+        )
+        if found is not None:
+            return found
+        nothing = np.zeros(len(chain.digests), np.bool_)
+        return Found(nothing, nothing.copy(), no_places(own))
+
+    def _fitting(self, found: Found, chain: Chain) -> Found:
+        entries, rows = found.places.entries, found.places.rows
         fits = (entries["grade"] <= int(Grade.CANONICAL)) & self.parts.known(entries["group"], entries["column"])
+        fits &= (rows >= 0) & (rows < len(chain.digests))
         fits[fits] = self.forms.fits(entries[fits])
         return found if fits.all() else replace(found, places=found.places.take(fits))
 
     def touch(self, layout: bytes, digest: bytes) -> None:
         """The unit that ends at this node was used."""
         self.stats.loads += 1
-        self.tier.touch(self.parts.layout(layout), digest)
+        own = self.parts.layout(layout)
+        self._ask(lambda: self.tier.touch(own, digest), ASK_PATIENCE)
+
+    def _ask(self, question: Callable[[], T], patience_s: float) -> T | None:
+        """What a tier answers within ``patience_s``; None when it does not, and at once while it owes an answer."""
+
+        def work(_job: Job[T]) -> Generator[None, None, T]:
+            yield from ()
+            return question()
+
+        job = None if self.asking.hung else self.asking.submit(Urgency.LOAD, work, patience_s)
+        if job is None:
+            self.stats.unanswered += 1
+            return None
+        ends = self._clock() + patience_s
+        while not job.wait(min(_LOOK_S, max(0.0, ends - self._clock()))):
+            if self._clock() >= ends or self.hurried():
+                job.cancel()
+                self.stats.unanswered += 1
+                return None
+        return None if job.failure is not None else job.result()
+
+    def close(self, patience_s: float) -> None:
+        """End the lanes and close the tier; one that hangs is left to itself."""
+        ends = self._clock() + patience_s
+        ended = [lane.close(max(0.0, ends - self._clock())) for lane in (self.reading, self.writing)]
+        if all(ended) and not self.asking.hung:
+            self._ask(self.tier.close, max(TIER_PATIENCE, ends - self._clock()))
+        self.asking.close(0)
 
     # ---------------------------------------------------------------- loading
 
@@ -123,9 +180,9 @@ class Link:
         if memory is None or not raw.any():
             return self._read_staged(places, offsets, stop)
         if raw.all():
-            return self.tier.read(places, memory, offsets, stop).results
+            return _checked(self.tier.read(places, memory, offsets, stop), len(places))
         results = np.empty(len(places), dtype=np.uint8)
-        results[raw] = self.tier.read(places.take(raw), memory, offsets[raw], stop).results
+        results[raw] = _checked(self.tier.read(places.take(raw), memory, offsets[raw], stop), int(raw.sum()))
         results[~raw] = self._read_staged(places.take(~raw), offsets[~raw], stop)
         return results
 
@@ -140,7 +197,7 @@ class Link:
             if int(size.sum()) > len(staging):
                 staging = np.zeros(int(size.sum()), dtype=np.uint8)
             begin = np.cumsum(size) - size
-            results[piece] = self.tier.read(places.take(piece), staging, begin, stop).results
+            results[piece] = _checked(self.tier.read(places.take(piece), staging, begin, stop), len(piece))
             for i in np.flatnonzero(results[piece] == Result.OK).tolist():
                 payload = staging[int(begin[i]) : int(begin[i] + size[i])]
                 if not self._put(places.entries[piece[i]], payload, int(offsets[piece[i]])):
@@ -239,8 +296,7 @@ class Link:
     def count_store(self, plan: TransferPlan, job: Job[Published]) -> None:
         """Enter how a publication ended, or that it did not."""
         if job.state is State.FAILED:
-            self.stats.not_stored["failed"] += 1
-            _LOG.error("storing in tier %s failed", self.tier.name, exc_info=job.failure)
+            self.stats.not_stored["failed"] += 1  # what it raised was told by the lane
             return
         done = job.result() if job.done else None
         if done is None:
@@ -272,6 +328,14 @@ def slot_offsets(geometry: ArenaGeometry, plan: TransferPlan) -> IntArray:
         mine = plan.group == g
         offsets[mine] = geometry.slot_offsets(g, plan.slot[mine])
     return offsets
+
+
+def _checked(read: ReadResult, count: int) -> Results:
+    """The results of a read; StoreError when they are not one known code for each of ``count`` objects."""
+    results = read.results
+    if results.shape != (count,) or (results >= _CODES).any():
+        raise StoreError(f"a tier says what became of {results.shape} objects of {count}, or in unknown codes")
+    return results
 
 
 def _pieces(lengths: IntArray, most: int) -> list[IntArray]:

@@ -25,7 +25,8 @@ SMALLEST_STEP = 32 << 10
 class Bringing:
     """What one tier brings: ``item`` int64 ``[records]``, the object of the plan that each record is a part of.
 
-    ``job`` is None when the lane took no more; ``number`` is the place of the tier.
+    ``job`` is None when the lane took no more; ``number`` is the place of the tier; ``first_bytes`` are those of the
+    first piece.
     """
 
     number: int
@@ -34,6 +35,14 @@ class Bringing:
     progress: Progress
     item: IntArray
     n_bytes: int
+    first_bytes: int
+
+    def results(self) -> Results | np.uint8:
+        """What became of every record; one code for all when its job did not run, or raised."""
+        if self.job is not None and self.job.failure is not None:
+            return np.uint8(Result.IO_ERROR)
+        found = None if self.job is None else self.job.result()
+        return np.uint8(Result.STOPPED) if found is None else found
 
 
 @dataclass(slots=True)
@@ -93,9 +102,9 @@ class Load:
                 pieces = [np.flatnonzero(stages.of_record[mine] == stage) for stage in range(stages.count)]
                 if stages.count == 1:
                     pieces = np.array_split(pieces[0], min(way.steps, max(1, places.nbytes // SMALLEST_STEP)))
-            progress, n_bytes = Progress(), places.nbytes
+            progress, n_bytes, first_bytes = Progress(), places.nbytes, places.take(pieces[0]).nbytes
             job = link.load(places, where, pieces, way, progress)
-            load.bringing.append(Bringing(tier, link, job, progress, item[mine], n_bytes))
+            load.bringing.append(Bringing(tier, link, job, progress, item[mine], n_bytes, first_bytes))
         return load
 
     @property
@@ -117,11 +126,23 @@ class Load:
             now = max(now, each.link.now())
         return True
 
-    def cancel(self) -> None:
-        """Read nothing more than what is being read."""
+    def wait_for(self, seconds: float) -> bool:
+        """Wait until it is done, but no longer than ``seconds``; whether it is."""
+        now = self.bringing[0].link.now() if self.bringing else 0.0
+        return self.wait(now + seconds, now)
+
+    def wait_first(self, seconds: float) -> bool:
+        """The same for its first stage."""
+        for each in self.bringing:
+            if each.job is not None and not each.progress.wait(1, 0.0):
+                return each.job.done or each.progress.wait(1, seconds)
+        return True
+
+    def cancel(self, *, late: bool = False) -> None:
+        """Read nothing more than what is being read; ``late``: see ``Job.cancel``."""
         for each in self.bringing:
             if each.job is not None:
-                each.job.cancel()
+                each.job.cancel(late=late)
 
     @property
     def share(self) -> float:
@@ -129,13 +150,17 @@ class Load:
         total = sum(each.n_bytes for each in self.bringing)
         return sum(piece.n_bytes for each in self.bringing for piece in each.progress.pieces) / max(1, total)
 
+    @property
+    def first_share(self) -> float:
+        """Share of its bytes that its first pieces are."""
+        return sum(each.first_bytes for each in self.bringing) / max(1, sum(each.n_bytes for each in self.bringing))
+
     def results(self) -> Results:
         """What became of every object, counted; only when it is done.  An object arrived when all of its parts did."""
         results = np.zeros(len(self.plan), dtype=np.uint8)
         brought = np.zeros(len(self.plan), dtype=np.bool_)
         for each in self.bringing:
-            found = each.job.result() if each.job is not None else None
-            np.maximum.at(results, each.item, np.uint8(Result.STOPPED) if found is None else found)
+            np.maximum.at(results, each.item, each.results())
             brought[each.item] = True
         results[~brought] = Result.STOPPED
         for each in self.bringing:

@@ -29,13 +29,18 @@ _ASK_S = 0.002
 
 GiveUp = Callable[[float, float], bool]
 """Asked now and then with the seconds since a load began and the share of its bytes that is there."""
+Ready = Callable[[Load, float], bool]
+"""Waits up to so many seconds for what is wanted of a load; whether it is there."""
 
 
 class TierSource:
     """Belongs to the manager's thread.
 
+    When an interrupt cuts one of its methods short what moves is left to itself.
+
     Attributes:
         names: of the tiers, nearest first.
+        taken: the plan that the last load or fetch took over and has not given back: it ends without the caller.
     """
 
     def __init__(self, hierarchy: Hierarchy) -> None:
@@ -43,8 +48,12 @@ class TierSource:
         self._chain: Chain | None = None
         self._found: list[Places | None] = []
         self.names = tuple(link.tier.name for link in hierarchy.links)
+        self.taken: TransferPlan | None = None
+        self._moving: Load | None = None
 
-    def begin(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey]) -> list[Chain]:
+    def begin(
+        self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade = Grade.FAITHFUL
+    ) -> list[Chain]:
         """Let what was fetched ahead for a prompt arrive; returns the chains to look for, the longest end first.
 
         ``tokens``: all that may be resumed.  The last chain is that of all of them; those before it stop at ends within
@@ -55,14 +64,14 @@ class TierSource:
         hierarchy.collect()
         hierarchy.limits = []
         chain = hierarchy.chain(tokens, salt, extra_keys)
-        hierarchy.take_ahead(chain)
-        hierarchy.find(chain)
+        hierarchy.take_ahead(chain, floor)
+        hierarchy.find(chain, hierarchy.options.load_deadline_s)
         return [*hierarchy.ends_within(chain, salt, extra_keys), chain]
 
     def find(self, chain: Chain) -> Sequence[StoredObjects]:
         """What every tier has of a chain that this model can use."""
         self._chain = chain
-        self._found = self._all.find(chain)
+        self._found = self._all.find(chain, self._all.options.load_deadline_s)
         return [objects_of(places, self._all.parts) for places in self._found]
 
     def note_limits(self, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade) -> None:
@@ -70,25 +79,44 @@ class TierSource:
         assert self._chain is not None
         self._all.note_limits(self._chain, self._found, salt, extra_keys, floor)
 
-    def load(self, plan: TransferPlan, floor: Grade, give_up: GiveUp) -> Arrived | None:
-        """Bring all of a plan, and publish it; None when it was given up, or is not all there."""
-        load = self._begin(plan, floor, self._all.options.restoring, np.ones(len(plan), dtype=np.bool_))
-        begun = self._all.now()
-        if self._all.arrive(load, begun + self._all.options.load_deadline_s, begun):
-            return Arrived(np.ones(len(plan), dtype=np.bool_), _measured(load))
-        if self._wait(load, give_up):
-            return None
-        measured = _measured(load)
-        results = load.finish(self._all.manager)
+    def load(self, plan: TransferPlan, floor: Grade, give_up: GiveUp, within: float | None = None) -> Arrived | None:
+        """Bring all of a plan, and publish it; None when it was given up.
+
+        ``within``: seconds for all of it, where that is less than a load may take at most.
+        """
+        limit = self._all.options.load_deadline_s if within is None else min(within, self._all.options.load_deadline_s)
+        try:
+            load = self._begin(plan, floor, self._all.options.restoring, np.ones(len(plan), dtype=np.bool_))
+            begun = self._all.now()
+            if load.stages.count > 1:
+                # It is given up once it would be too late even if the first stage were there now.
+                if self._wait(load, lambda took, _: give_up(took, load.first_share), Load.wait_first):
+                    return None
+                if self._all.arrive(load, begun + limit, begun):
+                    self._moving = None
+                    return Arrived(np.ones(len(plan), dtype=np.bool_), _measured(load))
+            if self._wait(load, give_up):
+                return None
+            measured = _measured(load)
+            results = load.finish(self._all.manager)
+            self._moving = None
+        except BaseException:
+            self._leave()
+            raise
         if not results.any():
             load.touch(self._all.manager.layout)
         return Arrived(results == Result.OK, measured)
 
     def fetch(self, plan: TransferPlan, wanted: npt.NDArray[np.bool_], floor: Grade, give_up: GiveUp) -> Arrived | None:
         """Bring the objects ``wanted`` (bool ``[len(plan)]``) of a plan, which stays open; None: it is not any more."""
-        load = self._begin(plan, floor, Restoring.WHOLE, wanted)
-        if self._wait(load, give_up):
-            return None
+        try:
+            load = self._begin(plan, floor, Restoring.WHOLE, wanted)
+            if self._wait(load, give_up):
+                return None
+        except BaseException:
+            self._leave()
+            raise
+        self._moving = self.taken = None
         return Arrived((load.results() == Result.OK) & wanted, _measured(load))
 
     def _begin(self, plan: TransferPlan, floor: Grade, restoring: Restoring, wanted: npt.NDArray[np.bool_]) -> Load:
@@ -96,25 +124,31 @@ class TierSource:
         hierarchy = self._all
         offer = make_offer(self._found, floor, hierarchy.parts)
         way = Way(Urgency.LOAD, hierarchy.options.load_deadline_s, restoring, STEPS)
-        return Load.begin(
-            hierarchy.manager, hierarchy.links, self._chain, plan, offer, way, hierarchy.options.prefetch_window, wanted
-        )
+        window = hierarchy.options.prefetch_window
+        self._moving = Load.begin(hierarchy.manager, hierarchy.links, self._chain, plan, offer, way, window, wanted)
+        self.taken = plan
+        return self._moving
 
-    def _wait(self, load: Load, give_up: GiveUp) -> bool:
+    def _wait(self, load: Load, give_up: GiveUp, ready: Ready = Load.wait_for) -> bool:
         """Wait for a load while it is worth it; whether it was given up, and then is none of the caller's business."""
-        begun = now = self._all.now()
-        try:
-            while not load.wait(now + _ASK_S, now):
-                now = self._all.now()
-                if now - begun > self._all.options.load_deadline_s or give_up(now - begun, load.share):
-                    load.cancel()
-                    self._all.leave(load)
-                    return True
-        except BaseException:  # an interrupt: what still moves keeps its slots until it has ended
-            load.cancel()
-            self._all.leave(load)
-            raise
+        begun = self._all.now()
+        while not ready(load, _ASK_S):
+            took = self._all.now() - begun
+            if took > self._all.options.load_deadline_s or give_up(took, load.share) or self._all.hurried():
+                load.cancel(late=not self._all.hurried())
+                self._leave()
+                return True
         return False
+
+    def _leave(self) -> None:
+        """What still moves keeps its slots until it has ended."""
+        load, self._moving = self._moving, None
+        if load is not None:
+            load.cancel()
+            if self._all.arriving is not None and self._all.arriving.load is load:
+                self._all.give_up()
+            else:
+                self._all.leave(load)
 
 
 def _measured(load: Load) -> tuple[tuple[int, int, float], ...]:

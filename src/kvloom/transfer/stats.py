@@ -19,6 +19,8 @@ class TierStats:
         load_seconds: that its lane spent reading.
         failed: objects that were looked up and did not arrive, by reason.
         not_stored: units that the tier did not take, by reason.
+        unanswered: questions (what it has, that something was used) that it did not answer in time.
+        raised: by lane (read, write, ask): what its code raised, by type.
     """
 
     bytes_loaded: Counter[str] = field(default_factory=Counter)
@@ -30,6 +32,8 @@ class TierStats:
     load_seconds: float = 0.0
     failed: Counter[str] = field(default_factory=Counter)
     not_stored: Counter[str] = field(default_factory=Counter)
+    unanswered: int = 0
+    raised: dict[str, Counter[str]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -42,6 +46,8 @@ class TierStats:
             "bytes_stored": dict(self.bytes_stored),
             "failed": dict(self.failed),
             "not_stored": dict(self.not_stored),
+            "unanswered": self.unanswered,
+            "raised": {lane: dict(names) for lane, names in self.raised.items() if names},
         }
 
 

@@ -17,9 +17,9 @@ from kvloom.adapters.transformers.block_table import CLOSED
 from kvloom.adapters.transformers.cache import LayerPlan
 from kvloom.adapters.transformers.device import Arena, make_arena
 from kvloom.adapters.transformers.hooks import ForwardHooks
-from kvloom.adapters.transformers.interrupts import whole
+from kvloom.adapters.transformers.interrupts import interrupted, whole
 from kvloom.adapters.transformers.layers import refuse
-from kvloom.adapters.transformers.recovering import Recoverer
+from kvloom.adapters.transformers.recovering import Passage, Recoverer
 from kvloom.adapters.transformers.runner import Runner
 from kvloom.adapters.transformers.session import Session
 from kvloom.adapters.transformers.state import places
@@ -73,11 +73,14 @@ class Engine:
         self.arena: Arena = make_arena(manager.geometry, spec, model.device)
         self.layers = LayerPlan(model.config, places(spec))
         self.hooks = ForwardHooks(model)
-        self.cold = Hierarchy(manager, self.arena, tiers, options) if tiers else None
+        self.cold: Hierarchy | None = None
+        if tiers:
+            self.cold = Hierarchy(manager, self.arena, tiers, options, hurried=interrupted)
         self.recoverer: Recoverer | None = None
         self._dropped: list[CachedSequence] = []
         self._weights = 0
         self._known_weights = ("", "")
+        self._last_abi = ""
 
     def open(
         self,
@@ -110,20 +113,27 @@ class Engine:
             raise UnsupportedError("the model is in training mode, so its state is random; call model.eval() first")
         self.close_dropped()
         seen = self.seen()
-        keys = (*keys, ("kvloom.abi", self._abi(seen)))
+        keys = (*keys, ("kvloom.abi", self._present(seen)))
         passage = None
         if self.recoverer is not None and isinstance(salt, bytes):
             passage = self.recoverer.recover(tokens, salt, keys, worst)
-        sequence, arrival, limits = self.lease(tokens, (salt, keys), worst)
+        return Session(*self._opened(tokens, (salt, keys), worst, seen, passage))
+
+    @whole
+    def _opened(
+        self, tokens: Int32Array, names: Names, floor: Grade, seen: str, passage: Passage | None
+    ) -> tuple[Runner, Int32Array, tuple[Limit, ...]]:
+        """A sequence that is closed in the end even when an interrupt loses what this returns."""
+        sequence, arrival, limits = self.lease(tokens, names, floor)
         try:
-            runner = self.track(Runner(self, sequence, (salt, keys), seen, tokens, passage, arrival))
+            runner = self.track(Runner(self, sequence, names, seen, tokens, passage, arrival))
             runner.arrive()
-            return Session(runner, tokens, limits)
         except BaseException:
             sequence.close()
             if self.cold is not None:
                 self.cold.give_up()
             raise
+        return runner, tokens, limits
 
     @whole
     def lease(
@@ -223,7 +233,7 @@ class Engine:
 
     def keys(self, extra_keys: SequenceOf[ExtraKey] = ()) -> tuple[ExtraKey, ...]:
         """The extra keys of a namespace, with the layout of the moment."""
-        return (*checked_keys(extra_keys), ("kvloom.abi", self._abi(self.seen())))
+        return (*checked_keys(extra_keys), ("kvloom.abi", self._present(self.seen())))
 
     def keep_cold(self, sequence: CachedSequence, names: Names, made_by: str) -> None:
         """Store the end of a sequence that has just been kept resumable, where there is a store.
@@ -312,6 +322,14 @@ class Engine:
             torch.backends.mkldnn.enabled,
         )
         return f"settings={settings} hooks={hooks} weights={self._weights} {weights.hexdigest()}"
+
+    def _present(self, seen: str) -> str:
+        """``_abi``; what was fetched ahead for the model as it was before is given up: nobody can ask for it again."""
+        abi = self._abi(seen)
+        if self._last_abi != abi and self.cold is not None:
+            self.cold.forget_all_ahead()
+        self._last_abi = abi
+        return abi
 
     def _abi(self, seen: str) -> str:
         """What ``seen`` says, as a part of every key: where it outlives the process, the weights by their bytes."""

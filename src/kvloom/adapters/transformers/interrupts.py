@@ -12,27 +12,39 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
+_HOLDING: list[_Held] = []
+"""Those of the main thread that hold SIGINT back now, the outermost first."""
+
+
+def interrupted() -> bool:
+    """Whether an interrupt has arrived that is held back; what waits in a ``whole`` method is to give up waiting."""
+    main = threading.current_thread() is threading.main_thread()
+    return main and any(each.received for each in _HOLDING)
+
+
 class _Held:
     """Holds SIGINT back between enter and exit (only the main thread gets signals; elsewhere this does nothing)."""
 
-    __slots__ = ("_previous", "_received")
+    __slots__ = ("_previous", "received")
 
     def __enter__(self) -> None:
-        self._received: list[tuple[int, FrameType | None]] = []
+        self.received: list[tuple[int, FrameType | None]] = []
         self._previous: Any = None
         if threading.current_thread() is threading.main_thread():
             previous = signal.getsignal(signal.SIGINT)
             if callable(previous):
                 self._previous = previous
-                signal.signal(signal.SIGINT, lambda number, frame: self._received.append((number, frame)))
+                signal.signal(signal.SIGINT, lambda number, frame: self.received.append((number, frame)))
+                _HOLDING.append(self)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._previous is not None:
+            _HOLDING.remove(self)
             signal.signal(signal.SIGINT, self._previous)
-            if self._received:
-                self._previous(*self._received[0])
+            if self.received:
+                self._previous(*self.received[0])
 
 
 def whole(method: Callable[..., Result]) -> Callable[..., Result]:

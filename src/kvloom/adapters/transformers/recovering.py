@@ -47,6 +47,15 @@ def replay_of(value: Replay | str) -> Replay:
         raise ConfigError(f"replay is {value!r}; use {' or '.join(Replay)}") from None
 
 
+class _Source(TierSource):
+    """The tiers of an engine: an interrupt that arrives while they are asked is delivered once the books are whole."""
+
+    begin = whole(TierSource.begin)
+    find = whole(TierSource.find)
+    load = whole(TierSource.load)
+    fetch = whole(TierSource.fetch)
+
+
 @dataclass(slots=True)
 class Passage:
     """A request on its way to its first token.
@@ -79,7 +88,7 @@ class Recoverer:
 
     def __init__(self, engine: Engine, clock: Callable[[], float]) -> None:
         self._engine, self.clock = engine, clock
-        self._source = None if engine.cold is None else TierSource(engine.cold)
+        self._source = None if engine.cold is None else _Source(engine.cold)
         self.recovery = Recovery(engine.spec, () if self._source is None else self._source.names)
         self.replayer = Replayer(engine, clock)
         self.forced: Way | None = None
@@ -96,7 +105,7 @@ class Recoverer:
         self._finish(_NOBODY)  # an interrupt may have come before the end of the one before
         began = self.clock()
         names, ids = (salt, tuple(extra_keys)), np.ascontiguousarray(tokens[:-1])
-        chains: Sequence[Chain | None] = [None] if self._source is None else self._source.begin(ids, *names)
+        chains: Sequence[Chain | None] = [None] if self._source is None else self._source.begin(ids, *names, floor)
         passage: Passage | None = None
         for chain in chains:  # ends of earlier turns within the prompt first; the last one is all of it
             passage = self._along(chain, ids if chain is None else chain.tokens, names, floor)
@@ -148,7 +157,6 @@ class Recoverer:
                 assert self._source is not None
                 arrived = self._source.fetch(plan, ~made, floor, choice.give_up)
                 if arrived is None:
-                    self._open = None  # what still moves belongs to the tiers
                     return None
                 self._measure(arrived)
                 good = arrived.good & ~made
@@ -161,8 +169,7 @@ class Recoverer:
     def _load(self, plan: TransferPlan, choice: Choice, floor: Grade) -> bool | None:
         """Bring a plan that nothing is to be replayed for; the tiers publish it, perhaps while it is still coming."""
         assert self._source is not None
-        self._open = None
-        arrived = self._source.load(plan, floor, choice.give_up)
+        arrived = self._source.load(plan, floor, choice.give_up, choice.deadline_s)
         if arrived is None:
             return None
         self._measure(arrived)
@@ -189,9 +196,11 @@ class Recoverer:
 
     @whole
     def _finish(self, good: npt.NDArray[np.bool_]) -> None:
-        """Publish what is good of the load in progress."""
+        """Publish what is good of the load in progress, unless its tiers see to that once nothing of it moves."""
         if self._open is not None:
             (plan, _), self._open = self._open, None
+            if self._source is not None and self._source.taken is plan:
+                return
             self._engine.manager.finish_load(plan, good if len(good) else np.zeros(len(plan), dtype=np.bool_))
 
     def _replay(
