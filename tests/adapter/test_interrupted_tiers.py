@@ -43,8 +43,8 @@ def ctrl_c(when: Callable[[], bool]) -> Iterator[None]:
 
     thread = threading.Thread(target=strike)
     thread.start()
+    started.set()
     with pytest.raises(KeyboardInterrupt):
-        started.set()
         yield
     thread.join()
 
