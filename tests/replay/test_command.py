@@ -160,7 +160,10 @@ def test_the_report_is_one_file_without_links(invoke, short: Path, tmp_path: Pat
         (["--model", "llama-3.1-8b", "--device", "5%", "--disk", "1MiB"], ["--disk 1MiB", "8388608 or more"]),
         (["--model", "llama-3.1-8b", "--device", "5%", "--disk", "5%", "--disk-speed", "nan"], ["--disk-speed nan"]),
         (["--model", "llama-3.1-8b", "--device", "5%", "--host-speed", "5"], ["--host-speed", "add --host SIZE"]),
-        (["--model", "llama-3.1-8b", "--device", "5%", "--admission", "reused"], ["--admission", "add --disk SIZE"]),
+        (
+            ["--model", "llama-3.1-8b", "--device", "5%", "--disk", "5%", "--admission", "reused"],
+            ["--admission", "add --host SIZE"],
+        ),
         (["--model", "llama-3.1-8b", "--device", "5%", "--prefill-speed", "0"], ["prefill speed", "8000"]),
         (
             ["--model", "llama-3.1-8b", "--device", "5%", "--html", "/nowhere/r.html"],

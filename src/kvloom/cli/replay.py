@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from kvloom.cli.tables import Sheet
     from kvloom.replay.runs import ReplayOptions, RunReport
-    from kvloom.replay.sizes import DeviceSize
-    from kvloom.replay.tiered import Colder
     from kvloom.replay.trace import Trace
 
 
@@ -62,7 +60,7 @@ def replay(
     ] = None,
     admission: Annotated[
         Admission | None,
-        typer.Option(help="What goes to the disk: always, or only what was used again (default: always)."),
+        typer.Option(help="What goes to a disk behind a host: always, or what was used again (default: always)."),
     ] = None,
     policy: Annotated[
         list[str] | None,
@@ -92,6 +90,7 @@ def replay(
 
     Exit code: 1 when a recording, replayed with its own settings, does not give what was recorded, else 0.
     """
+    from kvloom.cli.replay_options import colder_of, require_trace, sizes_of
     from kvloom.engine.files import require_file
     from kvloom.replay.readers import read_input
     from kvloom.replay.recording import Recording
@@ -100,8 +99,8 @@ def replay(
 
     if prefill_speed is not None and not 0 < prefill_speed < float("inf"):
         raise InputError(f"prefill speed {prefill_speed} is not above 0; write tokens per second, such as 8000")
-    devices = _sizes(device, "device")
-    colder = _colder(_sizes(host, "host"), _sizes(disk, "disk"), host_speed, disk_speed, admission)
+    devices = sizes_of(device, "device")
+    colder = colder_of(sizes_of(host, "host"), sizes_of(disk, "disk"), host_speed, disk_speed, admission)
     policies = choose_policies(policy or ())
     if html is not None:
         _check_html(html)
@@ -114,7 +113,7 @@ def replay(
 
         if len(recordings) < len(inputs):
             raise InputError(f"{recordings[0].path} is a recording and others are traces; replay them apart")
-        _only_for_traces(recordings[0].path, model, block, colder, cache_only=cache_only)
+        require_trace(recordings[0].path, model, block, colder, cache_only=cache_only)
         return replay_recordings(recordings, devices, policies, prefill_speed, html, as_json=as_json)
     for missing, option in ((model is None, "--model PRESET"), (not devices, "--device SIZE")):
         if missing:
@@ -139,52 +138,6 @@ def replay(
     else:
         _print(reports, html)
     return 0
-
-
-def _only_for_traces(path: Path, model: str | None, block: int | None, colder: Colder, *, cache_only: bool) -> None:
-    """Raise InputError for what does not go with the recording at ``path``."""
-    if colder.sets():
-        raise InputError(
-            f"{path} is a recording: it holds what was asked of one device, not what a host or disk tier was given; "
-            "replay it without --host and --disk, or a trace with them"
-        )
-    for given, option in ((model, "--model"), (block, "--block"), (cache_only or None, "--cache-only")):
-        if given is not None:
-            raise InputError(f"{option} is for traces, but {path} is a recording; leave {option} out")
-
-
-def _sizes(given: list[str] | None, tier: str) -> tuple[DeviceSize, ...]:
-    from kvloom.replay.sizes import DeviceSize
-
-    return tuple(DeviceSize.parse(part, tier) for text in given or () for part in text.split(","))
-
-
-def _colder(
-    hosts: tuple[DeviceSize, ...],
-    disks: tuple[DeviceSize, ...],
-    host_speed: float | None,
-    disk_speed: float | None,
-    admission: Admission | None,
-) -> Colder:
-    """Tiers and speeds; raises InputError for what belongs to a tier that is not there, ConfigError for no speed."""
-    from kvloom.replay.tiered import Colder
-    from kvloom.replay.virtual import DISK, HOST
-    from kvloom.replay.virtual.medium import checked_speed
-
-    for given, option, tier, sizes in (
-        (host_speed, "--host-speed", "--host", hosts),
-        (disk_speed, "--disk-speed", "--disk", disks),
-        (admission, "--admission", "--disk", disks),
-    ):
-        if given is not None and not sizes:
-            raise InputError(f"{option} is about a tier that is not there; add {tier} SIZE, or leave {option} out")
-    return Colder(
-        hosts,
-        disks,
-        HOST.speed if host_speed is None else checked_speed(host_speed, "--host-speed"),
-        DISK.speed if disk_speed is None else checked_speed(disk_speed, "--disk-speed"),
-        Admission.ALWAYS if admission is None else admission,
-    )
 
 
 def write_html(path: Path, text: str) -> None:
@@ -244,6 +197,7 @@ def _run(traces: list[Trace], options: ReplayOptions) -> list[RunReport]:
         unit = trace_block_bytes(spec, trace.block)
         for device in options.devices:
             require_books(spec, device.device_bytes(spec, trace.unique, unit), device.asked)
+        options.colder.sized(spec, trace.unique, unit)
     ensure_compiled()
     reports: list[RunReport] = []
     with progress_bar() as progress:

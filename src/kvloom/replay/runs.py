@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -20,7 +20,7 @@ from kvloom.replay.optimum import next_uses, optimum
 from kvloom.replay.simulate import Ended, Outcome, simulate
 from kvloom.replay.sizes import DeviceSize, least_block_bytes, trace_block_bytes
 from kvloom.replay.streams import Streams
-from kvloom.replay.tiered import PREFILL_SPEED, Colder, Sized, Tiered, put_behind
+from kvloom.replay.tiered import PREFILL_SPEED, Colder, Tiered, put_behind
 from kvloom.replay.trace import Trace
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.spec.presets import resolve
@@ -239,7 +239,7 @@ def replay(trace: Trace, options: ReplayOptions, say: Say = lambda _what, _done:
     uses = next_uses(trace, streams.answered_blocks())
     unlimited = optimum(uses, trace.blocks.size + trace.unique)
     unit, least = trace_block_bytes(spec, trace.block), least_block_bytes(spec, trace.block)
-    sets = [tuple(_sized(tier, spec, trace, unit) for tier in tiers) for tiers in options.colder.sets()]
+    sets = options.colder.sized(spec, trace.unique, unit)
     best: dict[int, IntArray] = {}
     reports = []
     for device in options.devices:
@@ -249,7 +249,14 @@ def replay(trace: Trace, options: ReplayOptions, say: Say = lambda _what, _done:
             say(what, 0)
             alone = simulate(streams, spec, n_bytes, policy=policy, progress=partial(say, what))
             for tiers in sets or [()]:
-                tiered = _behind(streams, spec, n_bytes, policy, tiers, alone, options, say, what) if tiers else None
+                tiered = None
+                if tiers:
+                    more = ", ".join([what, *(f"{tier.medium.name} {tier.label}" for tier in tiers)])
+                    say(more, 0)
+                    speed, admission = options.prefill_speed or PREFILL_SPEED, options.colder.admission
+                    make = partial(put_behind, tiers=tiers, prefill_speed=speed, admission=admission)
+                    outcome = simulate(streams, spec, n_bytes, policy=policy, progress=partial(say, more), behind=make)
+                    tiered = Tiered(trace, tiers, admission, speed, outcome, alone)
                 # An upper bound for hybrid models: as if windows and snapshots took no room.
                 room = n_bytes + sum(tier.n_bytes for tier in tiers)
                 most_blocks = room // least if least else trace.unique
@@ -273,33 +280,6 @@ def replay(trace: Trace, options: ReplayOptions, say: Say = lambda _what, _done:
                     )
                 )
     return reports
-
-
-def _behind(  # noqa: PLR0917
-    streams: Streams,
-    spec: ModelSpec,
-    n_bytes: int,
-    policy: str,
-    tiers: tuple[Sized, ...],
-    alone: Outcome,
-    options: ReplayOptions,
-    say: Say,
-    what: str,
-) -> Tiered:
-    """The run of ``alone`` with tiers behind the device."""
-    what = ", ".join([what, *(f"{tier.medium.name} {tier.label}" for tier in tiers)])
-    say(what, 0)
-    speed, admission = options.prefill_speed or PREFILL_SPEED, options.colder.admission
-    make = partial(put_behind, tiers=tiers, prefill_speed=speed, admission=admission)
-    outcome = simulate(streams, spec, n_bytes, policy=policy, progress=partial(say, what), behind=make)
-    return Tiered(streams.trace, tiers, admission, speed, outcome, alone)
-
-
-def _sized(tier: Sized, spec: ModelSpec, trace: Trace, unit: int) -> Sized:
-    """A tier with its bytes; ConfigError for too few."""
-    sized = replace(tier, n_bytes=tier.size.device_bytes(spec, trace.unique, unit))
-    sized.require()
-    return sized
 
 
 def by_trace(reports: Sequence[RunReport]) -> list[list[RunReport]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from kvloom.replay.simulate import Outcome
 from kvloom.replay.sizes import DeviceSize
 from kvloom.replay.trace import Trace
 from kvloom.replay.virtual import DISK, HOST, Medium, VirtualClock, VirtualTier
+from kvloom.spec.model_spec import ModelSpec
 from kvloom.tiers.disk.space import MINIMUM as DISK_MINIMUM
 from kvloom.tiers.host.arrays import MINIMUM as HOST_MINIMUM
 from kvloom.transfer.options import Admission
@@ -55,6 +56,17 @@ class Colder:
             for host in self.hosts or (None,)
             for disk in self.disks or (None,)
         ]
+
+    def sized(self, spec: ModelSpec, unique: int, block_bytes: int) -> list[tuple[Sized, ...]]:
+        """The sets with bytes, for a trace of ``unique`` blocks; ConfigError for a tier that is too small."""
+        made = [
+            tuple(replace(tier, n_bytes=tier.size.device_bytes(spec, unique, block_bytes)) for tier in tiers)
+            for tiers in self.sets()
+        ]
+        for tiers in made:
+            for tier in tiers:
+                tier.require()
+        return made
 
 
 @dataclass(frozen=True, slots=True)
