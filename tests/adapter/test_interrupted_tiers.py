@@ -32,10 +32,8 @@ def ctrl_c(when: Callable[[], bool]) -> Iterator[None]:
     main = threading.main_thread().ident
     assert main is not None
 
-    started = threading.Event()
-
     def strike() -> None:
-        started.wait()
+        time.sleep(0.05)
         ends = time.monotonic() + DEADLINE
         while not when() and time.monotonic() < ends:
             time.sleep(0.005)
@@ -44,7 +42,6 @@ def ctrl_c(when: Callable[[], bool]) -> Iterator[None]:
     thread = threading.Thread(target=strike)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        started.set()
         yield
     thread.join()
 
