@@ -32,10 +32,8 @@ def ctrl_c(when: Callable[[], bool]) -> Iterator[None]:
     main = threading.main_thread().ident
     assert main is not None
 
-    started = threading.Event()
-
     def strike() -> None:
-        started.wait()
+        time.sleep(0.05)
         ends = time.monotonic() + DEADLINE
         while not when() and time.monotonic() < ends:
             time.sleep(0.005)
@@ -178,3 +176,49 @@ def test_closing_can_be_interrupted_and_done_again(shop: Shop) -> None:
     shop.once("llama", shop.ids(seed=3))
     with shop.engine("gpt_oss") as again:
         assert shop.ask(again, shop.ids())[0] == len(shop.ids()) - 1, "it was stored nevertheless"
+
+
+def test_weights_that_change_free_what_was_fetched_ahead(shop: Shop) -> None:
+    """Nobody can open, or cancel, a prompt of the model as it was before."""
+    ids = shop.ids()
+    shop.once("gpt_oss", ids)
+    with shop.engine("gpt_oss") as engine:
+        assert engine.prefetch(ids)
+        assert engine.manager.in_use() > 0
+        engine.weights_changed()
+        engine.cancel_prefetch(ids)
+        check_nothing_is_held(engine)
+
+
+@pytest.mark.usefixtures("cut")
+@pytest.mark.parametrize("first", [0, 2])
+def test_d10_the_planner_does_not_wait_for_layers_that_do_not_come(shop: Shop, first: int) -> None:
+    """A disk that stops at once costs a part of what computing takes; one that stops later no more than that again."""
+    ids = shop.ids(24 * 32 + 5)
+    shop.once("gpt_oss", ids)
+    tier = FaultyTier(shop.store(), Plan(hang_reads=frozenset(range(first, 100))))
+    chosen = {"restoring": Restoring.LAYERS, "load_deadline_s": 60.0}
+    with behind(shop, "gpt_oss", tier, replay="auto", chosen=chosen) as engine:
+        shop.ask(engine, shop.ids(20 * 32, seed=8))  # so that computing has been measured
+        engine.recoverer.recovery.loaded(0, 1 << 20, 1e-4)  # and the disk was fast
+        begun = time.monotonic()
+        with engine.open(ids) as session:
+            session.prefill()
+            assert session.reused == 0
+        assert engine.recoverer.recovery.stats.chosen["restore"] >= 1
+        assert time.monotonic() - begun < 30
+        tier.release()
+        check_nothing_is_held(engine)
+
+
+def test_a_prompt_of_one_token_is_no_part_of_what_arrives(shop: Shop) -> None:
+    """Another session waits for its prefix; this one has none, and closing it changes nothing for the other."""
+    ids = shop.ids()
+    shop.once("gpt_oss", ids)
+    for replay in ("off", "auto"):
+        with behind(shop, "gpt_oss", shop.store(), replay=replay, chosen={"restoring": Restoring.LAYERS}) as engine:
+            session = engine.open([*ids, 5])
+            engine.open([7]).close()
+            assert session.reused >= 6 * 32
+            session.close()
+            check_nothing_is_held(engine)

@@ -99,7 +99,7 @@ def attach(
     make = Manager if watch is None else partial(WatchedManager, watch=watch)
     try:
         manager = make(spec, [tier], policy=policy, max_sequences=max_sequences, thread_id=threading.get_ident)
-        behind = [] if host is None else [_host_tier(parse_size(host), model.device)]
+        behind = [] if host is None else [_host_tier(host, model.device)]
         engine = Engine(model, spec, manager, [*behind, *([] if store is None else [store]), *tiers], transfers)
     except (MemoryError, OSError) as error:
         raise ConfigError(
@@ -130,11 +130,20 @@ def _check_model(model: object) -> None:
         raise UnsupportedError("the model is on the device meta, so it has no weights; load it to a real device")
 
 
-def _host_tier(capacity: int, device: torch.device) -> Tier:
-    return HostStore(capacity, pinned if device.type == "cuda" else None)
+def _host_tier(size: int | str, device: torch.device) -> Tier:
+    capacity = parse_size(size)
+    try:
+        return HostStore(capacity, pinned if device.type == "cuda" else None)
+    except (MemoryError, OSError) as error:
+        raise ConfigError(
+            f"this machine cannot give a host tier of {capacity} bytes ({error}); use a smaller size"
+        ) from error
 
 
 def pinned(n_bytes: int) -> npt.NDArray[np.uint8]:
     """Host memory that a GPU can copy to and from on its own, uint8 ``[n_bytes]``."""
-    memory: npt.NDArray[np.uint8] = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+    try:
+        memory: npt.NDArray[np.uint8] = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True).numpy()
+    except RuntimeError as error:  # as torch says that there is not so much
+        raise MemoryError(str(error).splitlines()[0]) from error
     return memory

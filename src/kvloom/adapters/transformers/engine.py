@@ -145,8 +145,11 @@ class Engine:
         what tiers have that is not good enough.
         """
         cold, (salt, keys) = self.cold, names
-        if cold is not None and self.recoverer is None and isinstance(salt, bytes):
-            cold.restore(tokens, salt, keys, floor, restoring)
+        if cold is not None and isinstance(salt, bytes):
+            if self.recoverer is None or len(tokens) < 2:
+                cold.restore(tokens, salt, keys, floor, restoring)
+            elif restoring is not None:  # again: what arrives now is somebody else's, and nobody would wait for it
+                cold.settle()
         try:
             sequence = self.with_room(lambda: self.manager.open(tokens, salt=salt, extra_keys=keys, floor=floor))
             try:
