@@ -131,7 +131,12 @@ def _check_model(model: object) -> None:
 
 
 def _host_tier(capacity: int, device: torch.device) -> Tier:
-    return HostStore(capacity, pinned if device.type == "cuda" else None)
+    try:
+        return HostStore(capacity, pinned if device.type == "cuda" else None)
+    except (MemoryError, OSError) as error:
+        raise ConfigError(
+            f"this machine cannot give a host tier of {capacity} bytes ({error}); use a smaller host"
+        ) from error
 
 
 def pinned(n_bytes: int) -> npt.NDArray[np.uint8]:
