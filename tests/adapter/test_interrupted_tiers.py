@@ -39,11 +39,15 @@ def ctrl_c(when: Callable[[], bool]) -> Iterator[None]:
             time.sleep(0.005)
         signal.pthread_kill(main, signal.SIGINT)
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     thread = threading.Thread(target=strike)
     thread.start()
-    with pytest.raises(KeyboardInterrupt):
-        yield
-    thread.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def check_nothing_is_held(engine: Engine) -> None:

@@ -146,6 +146,22 @@ def test_a_prefetched_prompt_is_there_when_it_is_opened() -> None:
     world.cold.close()
 
 
+def test_what_came_to_a_tier_after_the_prefetch_is_found_too() -> None:
+    world = World(FULL_WINDOW, 256 << 10, [HostStore(8 * MIB)], TransferOptions(gpu_watermark=0.001))
+    prompt = draw(random.Random(9), 60)
+    ids = np.array(prompt, dtype=np.int32)
+    world.serve(prompt[:30])
+    world.settled()
+    world.manager.evict(1 << 30)
+    assert world.cold.prefetch(ids, b"", (), Grade.FAITHFUL)
+    assert world.serve(prompt[:50]) < 49
+    world.settled()
+    world.manager.evict(1 << 30)
+    assert world.serve(prompt) == 49
+    assert world.cold.stats.prefetch_used == 1
+    world.cold.close()
+
+
 def test_what_was_fetched_ahead_makes_room_for_who_is_here() -> None:
     world = World(FULL_WINDOW, 64 << 10, [HostStore(8 * MIB)], TransferOptions(gpu_watermark=0.01))
     rng = random.Random(8)

@@ -65,6 +65,7 @@ class Row:
         recomputed: tokens of the past that were computed again, over all later turns.
         found_on_device: share of the objects that the hits needed.
         loaded_bytes: by tier.
+        trouble: what was not kept, not stored, late or did not arrive, by reason.
         identical: whether every answer was that of the row without a cap: tokens, and first logits bit for bit.
     """
 
@@ -78,6 +79,7 @@ class Row:
     recomputed: int
     found_on_device: float
     loaded_bytes: dict[str, int]
+    trouble: dict[str, int]
     identical: bool
 
     def to_json(self) -> dict[str, Any]:
@@ -94,6 +96,7 @@ class _Run:
     needed: int
     loaded: int
     loaded_bytes: dict[str, int]
+    trouble: dict[str, int]
     used: int
 
 
@@ -147,7 +150,7 @@ def _run(engine: Engine, shape: Shape, prefetch: bool, progress: Callable[[int, 
 
     prompts = [draw(shape.prompt) for _ in range(shape.sessions)]
     news = [[draw(shape.new) for _ in range(shape.sessions)] for _ in range(shape.turns)]
-    run = _Run([], [], [], 0, 0, 0, {}, 0)
+    run = _Run([], [], [], 0, 0, 0, {}, {}, 0)
     total = (shape.turns + 1) * shape.sessions
     for turn in range(shape.turns + 1):
         before = _hits(engine), _loads(engine)
@@ -175,6 +178,10 @@ def _run(engine: Engine, shape: Shape, prefetch: bool, progress: Callable[[int, 
             run.loaded += _loads(engine) - before[1]
     run.used = engine.manager.stats().used
     if engine.cold is not None:
+        stats = engine.cold.stats
+        run.trouble = dict(stats.not_stored + stats.failed)
+        if stats.late:
+            run.trouble["late"] = stats.late
         run.loaded_bytes = {name: sum(tier.bytes_loaded.values()) for name, tier in engine.cold.stats.tiers.items()}
     return run
 
@@ -200,5 +207,6 @@ def _row(run: _Run, free: _Run, share: float, device: int, host: int, latency: f
         run.recomputed,
         1 - run.loaded / max(1, run.needed),
         run.loaded_bytes,
+        run.trouble,
         all(mine.same_as(other) for mine, other in zip(run.answers, free.answers, strict=True)),
     )

@@ -147,7 +147,7 @@ class Hierarchy:
                 break
 
     def take_ahead(self, chain: Chain, floor: Grade) -> bool:
-        """Let what was fetched ahead for a chain arrive; False when nothing better is to be had now."""
+        """Let what was fetched ahead for a chain arrive; whether to look for something better now."""
         load, best = self._ahead.get(_name(chain), (None, floor))
         if load is None:
             return True
@@ -165,7 +165,8 @@ class Hierarchy:
         results = load.finish(self._manager)
         if not results.any():
             load.touch(self._manager.layout)
-        return bool((results == Result.STOPPED).any())  # what never began may be had now
+        # More may have come to the tiers since; what a device cannot read now it is not asked for again at once.
+        return not (results == Result.IO_ERROR).any()
 
     def prefetch(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade) -> bool:
         """Begin to bring what ``restore`` will want for a prompt that waits; whether something is under way.
