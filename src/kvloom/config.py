@@ -139,7 +139,7 @@ class CacheConfig(_Section):
 
     block_size: Annotated[int, Field(ge=1, le=65536)] = 128
     gpu_watermark: Annotated[float, Field(gt=0, le=1)] = 0.8
-    prefetch_window: Annotated[int, Field(ge=0)] = 3
+    prefetch_window: Annotated[int, Field(ge=1)] = 3
     compression: Compression = Compression()
     device: Annotated[int, BeforeValidator(parse_size)] = 512 * 1024**2
     host: Annotated[int | None, BeforeValidator(lambda v: None if v is None else parse_size(v))] = None
@@ -163,8 +163,14 @@ class CacheConfig(_Section):
         said = []
         if "gpu_watermark" in given and self.host is None:
             said.append("gpu_watermark has no effect without a host tier to offload to; set host, such as host: 4GiB")
-        if self.compression.enabled and self.compression.method == "fp8" and self.floor is None:
-            said.append("compression.method fp8 lowers the default floor to 'approximate'; set floor to override")
+        if self.compression.enabled and self.compression.method == "fp8":
+            if self.floor is None:
+                said.append("compression.method fp8 lowers the default floor to 'approximate'")
+            elif self.floor is not Grade.APPROXIMATE:
+                said.append(
+                    f"state kept as fp8 is approximate, and floor '{self.floor}' never reuses it; "
+                    "leave floor out, or use compression.method lossless"
+                )
         return said
 
     @classmethod

@@ -41,6 +41,7 @@ def ctrl_c(when: Callable[[], bool]) -> Iterator[None]:
 
     thread = threading.Thread(target=strike)
     thread.start()
+    started.set()
     with pytest.raises(KeyboardInterrupt):
         yield
     thread.join()
@@ -160,6 +161,7 @@ def test_c2_an_interrupt_while_a_replay_is_fed(shop: Shop, family: str) -> None:
 
 
 def test_closing_can_be_interrupted_and_done_again(shop: Shop) -> None:
+    before = set(threading.enumerate())
     tier = FaultyTier(shop.store(), Plan(hang_publishes=frozenset(range(100))))
     engine = behind(shop, "gpt_oss", tier)
     with engine.open(shop.ids()) as session:
@@ -169,7 +171,8 @@ def test_closing_can_be_interrupted_and_done_again(shop: Shop) -> None:
     tier.release()
     engine.close()
     assert engine.manager.in_use() == 0
-    assert not [t for t in threading.enumerate() if t.name.startswith("kvloom-") and "disk" in t.name]
+    left = set(threading.enumerate()) - before
+    assert not [t for t in left if t.name.startswith("kvloom-") and "disk" in t.name]
     shop.once("llama", shop.ids(seed=3))
     with shop.engine("gpt_oss") as again:
         assert shop.ask(again, shop.ids())[0] == len(shop.ids()) - 1, "it was stored nevertheless"

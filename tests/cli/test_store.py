@@ -43,7 +43,8 @@ def test_stats(invoke, directory: Path) -> None:
     assert (report["capacity"], report["units"], report["nodes"]) == (64 * MIB, 6, 15)
     text = invoke("store", "stats", directory).stdout
     assert "64.0 MiB" in text
-    assert "6 in 1 layouts" in text
+    assert "6 in 1 layout" in text
+    assert "layouts" not in text
 
 
 def test_verify(invoke, directory: Path) -> None:
@@ -91,7 +92,8 @@ def test_export_and_import(invoke, directory: Path, tmp_path: Path) -> None:
     again = invoke("store", "export", directory, archive)
     assert again.exit_code == 2
     assert "exists already" in again.stderr
-    assert "name one" in invoke("store", "import", other, archive).stderr
+    assert "add --capacity SIZE" in invoke("store", "import", other, archive).stderr
+    assert not other.exists()
     said = invoke("store", "import", other, archive, "--capacity", "32MiB")
     assert (said.exit_code, said.stdout) == (0, "6 published\n")
     assert printed(invoke, "store", "import", other, archive) == {"outcomes": {"known": 6}}

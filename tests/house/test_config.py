@@ -37,6 +37,16 @@ def test_the_seeds_yaml_as_it_stands() -> None:
         assert sum(word in notice for notice in said) == 1, word
 
 
+@pytest.mark.parametrize(
+    ("method", "floor", "notes"), [("fp8", "faithful", 1), ("fp8", "approximate", 0), ("lossless", "faithful", 0)]
+)
+def test_a_floor_that_never_reuses_what_is_kept_is_said(method: str, floor: str, notes: int) -> None:
+    compression = f"{{enabled: true, method: {method}}}"
+    said = CacheConfig.load(f"kv_cache_config: {{compression: {compression}, floor: {floor}}}").notices()
+    assert len(said) == notes
+    assert all(f"floor '{floor}' never reuses it" in note for note in said)
+
+
 def test_the_same_without_its_indentation() -> None:
     config = CacheConfig.load(AS_COPIED_FROM_A_PAGE)
     assert config.block_size == 64

@@ -96,7 +96,7 @@ def _rows(contents: Contents) -> list[tuple[str, str]]:
         ("in use", f"{format_size(contents.in_use)}, {share:.1%} of the cap, promised room among it"),
         ("on disk", f"{format_size(contents.on_disk)}, the index {format_size(contents.index)} of it"),
         ("extents", f"{contents.extents:,}, {format_size(contents.live)} in them needed"),
-        ("units", f"{contents.units:,} in {contents.layouts:,} layouts"),
+        ("units", f"{contents.units:,} in {contents.layouts:,} layout{'' if contents.layouts == 1 else 's'}"),
         ("nodes", f"{contents.nodes:,}"),
         ("objects", f"{contents.objects:,}, {format_size(contents.payload)} of payload"),
         ("quarantined", f"{contents.quarantined:,} objects"),
@@ -241,6 +241,8 @@ def import_archive(
     from kvloom.config import parse_size
 
     cap = None if capacity is None else parse_size(capacity)
+    if cap is None and not directory.exists():
+        raise InputError(f"{directory} is no store yet, and a new one needs a cap; add --capacity SIZE, such as 16GiB")
     with _opened(directory, cap, create=True) as opened, streams.progress().status("importing"):
         counts: dict[str, Any] = {str(outcome): count for outcome, count in opened.import_archive(file).items()}
         reason = opened.activity().reason

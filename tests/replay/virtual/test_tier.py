@@ -193,3 +193,17 @@ def test_uses_are_counted_from_the_first_one_on() -> None:
     assert tier.hits(*name) == 0
     tier.touch(*name)
     assert tier.hits(*name) == 1
+
+
+def test_a_unit_that_takes_the_room_of_all_others_of_its_namespace_keeps_its_root() -> None:
+    world = World()
+    first, second, third = (world.unit(tokens_of(seed, 3)) for seed in range(3))
+    roomy = VirtualTier(HOST, 1 << 30, VirtualClock())
+    roomy.publish(first)
+    tier = VirtualTier(HOST, int(1.5 * roomy.usage().bytes), VirtualClock())
+    for unit in (first, second, third):
+        assert tier.publish(unit).outcome is Outcome.PUBLISHED
+        tier.check_integrity()
+        assert tier.usage().units == 1
+    assert tier.clear(LAYOUT, third.root) == 1
+    assert tier.usage().bytes == 0

@@ -70,7 +70,7 @@ class Publisher:
         if end is not None and old is not None and not len(draft.fresh) and np.array_equal(old.needs, draft.needs):
             tier.use(end)
             return Published(Outcome.KNOWN)
-        return self._enter(draft, root)
+        return self._enter(draft)
 
     def _draft(self, unit: Unit, known: list[Node]) -> _Draft:
         books, raw = self._tier.books, unit.digests.tobytes()
@@ -101,7 +101,7 @@ class Publisher:
             array_of((n.group, n.first_node, min(n.first_column, _LIMIT), n.count) for n in unit.needs),
         )
 
-    def _enter(self, draft: _Draft, root: Node | None) -> Published:
+    def _enter(self, draft: _Draft) -> Published:
         tier, books, unit = self._tier, self._tier.books, draft.unit
         last, known = len(draft.names) - 1, draft.known
         tokens = [unit.segment] * last + [len(unit.tokens) - last * unit.segment]
@@ -114,6 +114,8 @@ class Publisher:
         base = int(tier.object_bytes(there["length"][mine]).sum()) + sum(node.n_bytes for node in known)
         if not self._make_room(draft, mine, base, more):
             return Published(Outcome.NO_ROOM)
+        # Making room may have taken the last unit of this namespace, and its root with it.
+        root = books.roots.get((unit.layout, unit.root))
         if root is None:
             root = books.roots[unit.layout, unit.root] = Node(unit.layout, unit.root, None, -1)
         chain = list(known)

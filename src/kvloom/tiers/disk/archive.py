@@ -117,7 +117,11 @@ def export(index: Index, path: Path, read: ReadEach) -> Exported:
 @contextlib.contextmanager
 def _appearing(path: Path) -> Iterator[BinaryIO]:
     """A file without a name that gets its name when all is in it."""
-    fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    try:
+        fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        message = f"{path} cannot be written: {path.parent}: {error.strerror}; name a file in a directory that exists"
+        raise StoreError(message) from error
     with os.fdopen(fd, "wb") as file:
         yield file
         file.flush()
@@ -192,7 +196,7 @@ def units(path: Path, above: Callable[[bytes, bytes], list[NodeInfo]]) -> Iterat
         raise StoreError(f"{path} cannot be read: {error.strerror}") from error
     with file:
         size = os.fstat(file.fileno()).st_size
-        if int(parse_header(file.read(PAGE), str(path))["type"]) != TYPE_ARCHIVE:
+        if int(parse_header(file.read(PAGE), f"{path} is no archive of kvloom store export")["type"]) != TYPE_ARCHIVE:
             raise FormatError(f"{path} is no archive")
         at, count = PAGE, 0
         while True:

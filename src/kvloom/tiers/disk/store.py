@@ -127,7 +127,7 @@ class DiskStore:
             have = meta(db, "capacity")
         asked = self._capacity or (None if have else self._directory.known_cap() or self._capacity_of_new)
         if asked is None and not have:
-            raise InputError("the store has no cap yet; name one")
+            raise InputError(f"the store {self.directory} has no cap yet; name one, such as 16GiB")
         self._capacity = asked or have
         if asked not in {None, have}:
             with index.write() as db:

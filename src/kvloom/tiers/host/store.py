@@ -230,10 +230,11 @@ class HostStore:
         return unit_of(self._books, layout, digest)
 
     def hits(self, layout: bytes, digest: bytes) -> float:
-        """How often a unit was used, earlier uses counting less; 0 where none ends at this node."""
+        """How often a unit was used since it was published, earlier uses counting less; 0 where none ends there."""
         with self._books.lock:
             n = self._books.unit_at(layout, digest)
-            return self._books.heat(n) if n >= 0 else 0.0
+            # Its publication counts as the first use, so what was never used again has exactly that.
+            return self._books.heat(n) if n >= 0 and self._books.a.heat[n, arrays.HEAT] > 1 else 0.0
 
     def cold_objects(self, below: float, most_bytes: int) -> list[Places]:
         """Objects that are as they came (RAW), and that no unit needs whose counter is ``below`` or more.
