@@ -41,7 +41,6 @@ def ctrl_c(when: Callable[[], bool]) -> Iterator[None]:
 
     thread = threading.Thread(target=strike)
     thread.start()
-    started.set()
     with pytest.raises(KeyboardInterrupt):
         yield
     thread.join()
