@@ -42,6 +42,7 @@ ONLY_LOOK = {
     "prefix_slots",
     "explain_load",
     "fill",
+    "unkept",
     "peak_bytes",
     "tier_needed",
     "in_use",

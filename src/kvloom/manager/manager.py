@@ -33,6 +33,7 @@ from kvloom.core.fields import (
     RULE_SNAPSHOT,
     SLOT_BASE,
     STATE,
+    UNKEPT,
     USED,
 )
 from kvloom.core.geometry import fits, plan_geometry, smallest_arena, split_note
@@ -714,6 +715,10 @@ class Manager(Single):
         """Bytes from which on a device tier holds a request of ``tokens`` tokens; the cap when it fits."""
         tokens = whole_number(tokens, "tokens")
         return self.cap if fits(self.spec, self.geometry, tokens) else smallest_arena(self.spec, tokens)
+
+    def unkept(self) -> int:
+        """Objects that were not kept for lack of room, since the manager was made."""
+        return int(self.arrays.counters[:, UNKEPT].sum())
 
     def fill(self) -> float:
         """Share of the arena whose pages are in use, for cached state included."""

@@ -218,9 +218,22 @@ class Runner:
         self.abort()
         self.sequence.check()
         if self.length and self.length != self._kept_at:
-            self.engine.run(self.sequence.checkpoint())
+            self._keep_end()
             self._kept_at = self.length
             self.engine.keep_cold(self.sequence, self.names, self.made_by)
+
+    def _keep_end(self) -> None:
+        """Keep the end on the device; where transfers hold the room for it, once more when they have let go."""
+        manager, cold = self.engine.manager, self.engine.cold
+        unkept = manager.unkept()
+        self.engine.run(self.sequence.checkpoint())
+        if manager.unkept() > unkept and cold is not None:
+            if cold.waiting:
+                cold.make_room()
+                unkept = manager.unkept()
+                self.engine.run(self.sequence.checkpoint())
+            if manager.unkept() > unkept:
+                cold.stats.not_kept["no room on the device"] += 1
 
     def fork(self, prompt: Int32Array | None = None) -> Runner:
         """A second sequence with the same past, and a ``prompt`` of its own."""
