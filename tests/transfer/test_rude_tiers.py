@@ -21,9 +21,7 @@ from kvloom.testing.faults import FaultyTier, Plan
 from kvloom.tiers.contract import Tier
 from kvloom.tiers.disk import DiskStore
 from kvloom.tiers.host import HostStore
-from kvloom.tiers.values import Outcome
-from kvloom.transfer.lanes import Urgency
-from kvloom.transfer.options import Admission, ColdForm, TransferOptions
+from kvloom.transfer.options import ColdForm, TransferOptions
 from kvloom.types import Grade, Int32Array
 
 MIB = 1 << 20
@@ -285,37 +283,4 @@ def test_a_prefetch_that_was_cancelled_is_waited_for_a_moment() -> None:
     time.sleep(0.05)
     world.cold.forget_ahead(array(prompts[0]), b"", ())
     assert world.serve(prompts[1]) == len(prompts[1]) - 1
-    world.cold.close(10)
-
-
-def test_d7_what_a_disk_did_not_take_is_moved_on_once_it_does(tmp_path: Path) -> None:
-    disk = DiskStore.open(tmp_path, 64 * MIB)
-    refused = dict.fromkeys(range(100), Outcome.UNAVAILABLE)
-    faulty = FaultyTier(disk, Plan(refuse=refused))
-    options = TransferOptions(gpu_watermark=0.01, admission=Admission.REUSED, host_mark=0.01)
-    world = World(FULL_WINDOW, 64 << 10, [HostStore(512 << 10), faulty], options)
-    rng = random.Random(3)
-    prompts = [draw(rng, 43) for _ in range(3)]
-
-    def use() -> None:
-        for prompt in prompts:
-            world.serve(prompt)
-            world.settled()
-            world.manager.evict(1 << 30)
-        lane = world.cold.links[1].writing
-        ends = time.monotonic() + 20
-        while lane.busy(Urgency.DEMOTE) and time.monotonic() < ends:
-            time.sleep(0.01)
-
-    stats = world.cold.stats.tiers["disk"]
-    use()
-    use()
-    prompts += [draw(rng, 43)]
-    use()
-    assert stats.demoted == 0
-    assert stats.not_stored["unavailable"] > 0
-    refused.clear()
-    prompts += [draw(rng, 43)]
-    use()
-    assert stats.demoted >= 3
     world.cold.close(10)
