@@ -9,6 +9,7 @@ from itertools import islice
 import numpy as np
 
 from kvloom.tiers.contract import HandsOn
+from kvloom.tiers.values import Outcome
 from kvloom.transfer.lanes import Job, Urgency, Work
 from kvloom.transfer.link import Link
 from kvloom.transfer.options import Admission, TransferOptions
@@ -63,18 +64,25 @@ class Demotion:
     def _moving(self, layout: bytes, digest: bytes) -> Work[None]:
         def work(_job: Job[None]) -> Generator[None, None, None]:
             yield from ()  # a unit is one piece
-            self._move(layout, digest)
+            again = True
+            try:
+                again = self._move(layout, digest)
+            finally:
+                if again:
+                    self._asked.pop((layout, digest), None)
 
         return work
 
-    def _move(self, layout: bytes, digest: bytes) -> None:
+    def _move(self, layout: bytes, digest: bytes) -> bool:
+        """Move a unit on; whether it is to be tried again when it is among the coldest the next time."""
         if self._to.tier.lookup(layout, np.frombuffer(digest, np.uint8).reshape(1, -1)).boundary[0]:
-            return
+            return False
         unit = self._tier.unit(layout, digest)
         if unit is None:
-            return
+            return True
         done = self._to.tier.publish(unit)
         if done.stored:
             self._to.stats.demoted += 1
         else:
             self._to.stats.not_stored[done.outcome.value] += 1
+        return done.outcome in {Outcome.UNAVAILABLE, Outcome.INCOMPLETE}

@@ -12,9 +12,7 @@ class Inline(Lane):
         """Do a job; None when the lane is closed, or takes none of this urgency."""
         if self._closing or not self._most.get(urgency, 0):
             return None
-        job = Job(urgency, work, None if within is None else self._clock() + within, self._clock)
+        job = Job(urgency, work, None if within is None else self._clock() + within, self._clock, self._tell)
         while not job.advance():
             pass
-        if job.failure is not None:
-            self._tell(job.failure)
         return job

@@ -57,8 +57,16 @@ Work = Callable[["Job[T]"], Generator[None, None, T]]
 class Job(Generic[T]):
     """One transfer.  Thread-safe."""
 
-    def __init__(self, urgency: Urgency, work: Work[T], ends_at: float | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        urgency: Urgency,
+        work: Work[T],
+        ends_at: float | None,
+        clock: Callable[[], float],
+        tell: Callable[[BaseException], None],
+    ) -> None:
         self.urgency, self.ends_at = urgency, ends_at
+        self._tell = tell
         self._work, self._clock = work, clock
         self._steps: Generator[None, None, T] | None = None
         self._ended = threading.Event()
@@ -127,6 +135,7 @@ class Job(Generic[T]):
             return True
         except BaseException as failure:
             self._failure = failure
+            self._tell(failure)
             self._end(State.FAILED)
             return True
         return False
@@ -176,7 +185,7 @@ class Lane:
         with self._lock:
             if self._closing or self._open[urgency] >= self._most.get(urgency, 0):
                 return None
-            job = Job(urgency, work, None if within is None else self._clock() + within, self._clock)
+            job = Job(urgency, work, None if within is None else self._clock() + within, self._clock, self._tell)
             self._open[urgency] += 1
             self._push(job)  # type: ignore[arg-type]
             if self._thread is None:  # a daemon: a disk that hangs must not keep the process
@@ -249,8 +258,6 @@ class Lane:
                 _, number, job = heapq.heappop(self._queue)
                 self._running = job
             ended = job.advance()
-            if job.failure is not None:
-                self._tell(job.failure)
             with self._lock:
                 self._running = None
                 if not ended and self._gave_up:
