@@ -26,6 +26,14 @@ from kvloom.transfer.options import Restoring, TransferOptions  # noqa: E402
 DEADLINE = 20.0
 
 
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """A shell may have started this process with the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @contextmanager
 def ctrl_c(when: Callable[[], bool]) -> Iterator[None]:
     """An interrupt arrives once ``when`` says so."""
@@ -39,15 +47,11 @@ def ctrl_c(when: Callable[[], bool]) -> Iterator[None]:
             time.sleep(0.005)
         signal.pthread_kill(main, signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     thread = threading.Thread(target=strike)
     thread.start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            yield
-        thread.join()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    thread.join()
 
 
 def check_nothing_is_held(engine: Engine) -> None:

@@ -141,7 +141,12 @@ def test_bad_input_is_one_line(options: tuple[str, ...], says: str) -> None:
 
 def test_an_interrupt_leaves_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "kvloom", "bench", "data", "--directory", str(tmp_path), "--size", "128MiB"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell passes it on as ignored
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
         until = time.monotonic() + 120
         while not list(tmp_path.glob("*/store/extents/*")) and time.monotonic() < until:
             time.sleep(0.02)
