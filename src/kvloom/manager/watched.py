@@ -240,40 +240,15 @@ class WatchedManager(Manager):
         self.tell(events.Drop(kind, group, at, bool(quarantine), dropped))
         return dropped
 
-    def plan_load(
-        self,
-        tokens: AnyArray,
-        stored: StoredObjects,
-        *,
-        salt: bytes = b"",
-        extra_keys: Sequence[ExtraKey] = (),
-        floor: Grade = Grade.FAITHFUL,
-    ) -> NoReturn:
+    def plan_load(self, *_given: object, **_names: object) -> NoReturn:
         """Raises UnsupportedError."""
         _refuse()
 
-    def plan_replay(
-        self,
-        tokens: AnyArray,
-        stored: StoredObjects,
-        grade: Grade,
-        *,
-        salt: bytes = b"",
-        extra_keys: Sequence[ExtraKey] = (),
-        floor: Grade = Grade.FAITHFUL,
-    ) -> NoReturn:
+    def plan_replay(self, *_given: object, **_names: object) -> NoReturn:
         """Raises UnsupportedError."""
         _refuse()
 
-    def plan_offload(
-        self,
-        tokens: AnyArray,
-        stored: StoredObjects,
-        *,
-        salt: bytes = b"",
-        extra_keys: Sequence[ExtraKey] = (),
-        floor: Grade = Grade.FAITHFUL,
-    ) -> NoReturn:
+    def plan_offload(self, *_given: object, **_names: object) -> NoReturn:
         """Raises UnsupportedError."""
         _refuse()
 

@@ -79,7 +79,7 @@ class Hierarchy:
         hurried: Callable[[], bool] = lambda: False,
     ) -> None:
         self.hurried = hurried
-        self.manager = self._manager = manager
+        self.manager = manager
         self._memory, self._clock = memory, clock
         self.options = options or TransferOptions()
         self.links = [Link(tier, memory, manager.spec, manager.geometry, self.options, clock, lane) for tier in tiers]
@@ -135,7 +135,7 @@ class Hierarchy:
         self.limits = []
         if len(tokens) < 2:
             return
-        chain = self._manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)
+        chain = self.manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)
         ends = self._clock() + self.options.load_deadline_s
         if not self.take_ahead(chain, floor):
             return
@@ -162,9 +162,9 @@ class Hierarchy:
             load.cancel(late=True)
             self.leave(load)
             return False
-        results = load.finish(self._manager)
+        results = load.finish(self.manager)
         if not results.any():
-            load.touch(self._manager.layout)
+            load.touch(self.manager.layout)
         # More may have come to the tiers since; what a device cannot read now it is not asked for again at once.
         return not (results == Result.IO_ERROR).any()
 
@@ -176,7 +176,7 @@ class Hierarchy:
         self.collect()
         if len(tokens) < 2:
             return False
-        chain = self._manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)
+        chain = self.manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)
         name = _name(chain)
         if name in self._ahead:
             if self._ahead[name][1] >= floor:
@@ -200,7 +200,7 @@ class Hierarchy:
         """The prompt of a prefetch is not going to be opened."""
         if len(tokens) < 2:
             return
-        self._give_up_ahead(_name(self._manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)))
+        self._give_up_ahead(_name(self.manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)))
 
     def forget_all_ahead(self) -> None:
         """No prompt of a prefetch is going to be opened."""
@@ -245,7 +245,7 @@ class Hierarchy:
         self.note_limits(chain, offer.places, salt, extra_keys, floor)
         if not len(offer):
             return None
-        manager = self._manager
+        manager = self.manager
         plan = manager.plan_load(chain.tokens, offer.stored, salt=salt, extra_keys=extra_keys, floor=floor)
         if plan is None:
             return None
@@ -256,14 +256,14 @@ class Hierarchy:
         places: list[Places | None] = []
         self._tails = set()
         for link in self.links:
-            found = link.find(self._manager.layout, chain, patience_s)
+            found = link.find(self.manager.layout, chain, patience_s)
             places.append(found.places if len(found.places) else None)
             self._tails.update((row, tokens) for row, tokens in found.tails.tolist())
         return places
 
     def chain(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey]) -> Chain:
         """The names of tokens."""
-        return self._manager.chain(tokens, salt=salt, extra_keys=extra_keys)
+        return self.manager.chain(tokens, salt=salt, extra_keys=extra_keys)
 
     def ends_within(self, chain: Chain, salt: bytes, extra_keys: Sequence[ExtraKey]) -> list[Chain]:
         """Chains that stop at ends within the one that was just found, which a tier may know; the longest first."""
@@ -293,9 +293,9 @@ class Hierarchy:
             load.cancel(late=True)
             self.leave(load)
             return False
-        results = load.finish(self._manager)
+        results = load.finish(self.manager)
         if not results.any():
-            load.touch(self._manager.layout)
+            load.touch(self.manager.layout)
             return False
         # What a device cannot read now it may read later; it is not asked again at once.
         return not np.isin(results, (Result.IO_ERROR, Result.STOPPED)).any()
@@ -320,7 +320,7 @@ class Hierarchy:
             return False
         arrival.timeline.opened = self._clock()
         self.arriving, self.timeline = arrival, arrival.timeline  # before anybody can see what is not there
-        self._manager.begin_arriving(load.plan)
+        self.manager.begin_arriving(load.plan)
         self.stats.layered += 1
         return True
 
@@ -356,12 +356,12 @@ class Hierarchy:
         if not load.done:
             # A late write may still land in its slots: they stay held, but nobody reads them.
             load.cancel(late=True)
-            self._manager.withdraw(load.plan, arrival.nothing)
+            self.manager.withdraw(load.plan, arrival.nothing)
             self._late.append(load)
             self.stats.late += 1
-        elif not load.finish(self._manager).any():
+        elif not load.finish(self.manager).any():
             arrival.end(Ended.WHOLE)
-            load.touch(self._manager.layout)
+            load.touch(self.manager.layout)
 
     def note_limits(
         self,
@@ -376,7 +376,7 @@ class Hierarchy:
             if places is not None and (places.entries["grade"] < int(floor)).any():
                 names: dict[str, Any] = {"salt": salt, "extra_keys": extra_keys, "floor": floor}
                 stored, tier = objects_of(places, self.parts), link.tier.name
-                limits = self._manager.explain_load(chain.tokens, stored, tier=tier, **names)
+                limits = self.manager.explain_load(chain.tokens, stored, tier=tier, **names)
                 self.limits += [limit for limit in limits if limit not in self.limits]
 
     # ---------------------------------------------------------------- storing
@@ -390,7 +390,7 @@ class Hierarchy:
         if not len(tokens):
             return
         self.collect()
-        chain = self._manager.chain(tokens, salt=salt, extra_keys=extra_keys)
+        chain = self.manager.chain(tokens, salt=salt, extra_keys=extra_keys)
         end = _End(tokens.copy(), salt, tuple(extra_keys))
         for number, link in enumerate(self.links):
             if self._waits(number):
@@ -420,16 +420,16 @@ class Hierarchy:
 
     def _offload(self) -> None:
         """Copy the ends used longest ago to the nearest tier, while the device is fuller than it should be."""
-        while self._pending and self.arriving is None and self._manager.fill() >= self.options.gpu_watermark:
+        while self._pending and self.arriving is None and self.manager.fill() >= self.options.gpu_watermark:
             name, end = next(iter(self._pending.items()))
-            chain = self._manager.chain(end.tokens, salt=end.salt, extra_keys=end.extra_keys)
+            chain = self.manager.chain(end.tokens, salt=end.salt, extra_keys=end.extra_keys)
             if not self._store(self.links[0], chain, end):
                 return  # the lane is full: later
             del self._pending[name]
 
     def _store(self, link: Link, chain: Chain, end: _End) -> bool:
         """Begin to store the units of an end that a tier lacks; False when the lane has no room."""
-        manager = self._manager
+        manager = self.manager
         self.settle()  # nothing is stored that is not there yet
         stored = kept_of(link.find(manager.layout, chain).places, self.parts)
         for floor in (Grade.CANONICAL, Grade.FAITHFUL, Grade.APPROXIMATE):
@@ -453,8 +453,8 @@ class Hierarchy:
     def _housekeeping(self, number: int) -> Callable[[], None]:
         link, work = self.links[number], list[Callable[[], None]]()
         if isinstance(link.tier, Rewrites) and self.options.cold_form is not ColdForm.NONE:
-            forms = Forms(link.tier.name, self._manager.spec.groups, self.options.cold_form, link.parts)
-            layout = link.parts.layout(self._manager.layout)
+            forms = Forms(link.tier.name, self.manager.spec.groups, self.options.cold_form, link.parts)
+            layout = link.parts.layout(self.manager.layout)
             self.cooling.append(Cooling(link.tier, layout, forms, self.options))
             work.append(self.cooling[-1].run)
         if number + 1 < len(self.links) and isinstance(link.tier, HandsOn):
@@ -473,12 +473,12 @@ class Hierarchy:
             if not job.done:
                 self._stores.append((link, plan, job))
                 continue
-            self._manager.finish_store(plan)
+            self.manager.finish_store(plan)
             link.count_store(plan, job)
         late, self._late = self._late, []
         for load in late:
             if load.done:
-                load.finish(self._manager)
+                load.finish(self.manager)
             else:
                 self._late.append(load)
         self._offload()
@@ -537,7 +537,7 @@ class Hierarchy:
     def _keep_for_good(self, number: int, link: Link, ends: float) -> None:
         """Store in the first tier that outlives the process what only the device and the tier before have."""
         for end in self._pending.values():
-            chain = self._manager.chain(end.tokens, salt=end.salt, extra_keys=end.extra_keys)
+            chain = self.manager.chain(end.tokens, salt=end.salt, extra_keys=end.extra_keys)
             while not self._store(link, chain, end) and self.flush(ends - self._clock()):
                 pass
         self.flush(ends - self._clock())

@@ -47,6 +47,7 @@ class TierSource:
         self._all = hierarchy
         self._chain: Chain | None = None
         self._found: list[Places | None] = []
+        self._begun: tuple[Chain, list[Places | None]] | None = None
         self.names = tuple(link.tier.name for link in hierarchy.links)
         self.taken: TransferPlan | None = None
         self._moving: Load | None = None
@@ -65,13 +66,16 @@ class TierSource:
         hierarchy.limits = []
         chain = hierarchy.chain(tokens, salt, extra_keys)
         hierarchy.take_ahead(chain, floor)
-        hierarchy.find(chain, hierarchy.options.load_deadline_s)
+        self._begun = chain, hierarchy.find(chain, hierarchy.options.load_deadline_s)
         return [*hierarchy.ends_within(chain, salt, extra_keys), chain]
 
     def find(self, chain: Chain) -> Sequence[StoredObjects]:
         """What every tier has of a chain that this model can use."""
-        self._chain = chain
-        self._found = self._all.find(chain, self._all.options.load_deadline_s)
+        begun, self._begun, self._chain = self._begun, None, chain
+        if begun is not None and begun[0] is chain:  # good for once: a load may show that something is gone
+            self._found = begun[1]
+        else:
+            self._found = self._all.find(chain, self._all.options.load_deadline_s)
         return [objects_of(places, self._all.parts) for places in self._found]
 
     def note_limits(self, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade) -> None:
