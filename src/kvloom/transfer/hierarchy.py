@@ -33,6 +33,7 @@ from kvloom.transfer.loading import Load
 from kvloom.transfer.memory import SlotMemory
 from kvloom.transfer.offers import Offer, joined, kept_of, make_offer, objects_of
 from kvloom.transfer.options import Admission, ColdForm, Restoring, TransferOptions
+from kvloom.transfer.pace import Pace, Rest
 from kvloom.transfer.parts import Parts
 from kvloom.transfer.progress import Way
 from kvloom.transfer.stats import TransferStats
@@ -82,7 +83,10 @@ class Hierarchy:
         self.manager = manager
         self._memory, self._clock = memory, clock
         self.options = options or TransferOptions()
-        self.links = [Link(tier, memory, manager.spec, manager.geometry, self.options, clock, lane) for tier in tiers]
+        # Copies to an accelerator take no processor away from what it computes.
+        self.pace = Pace(self.options.pace if memory.host_memory() is not None else 1.0)
+        shared = (memory, manager.spec, manager.geometry, self.options, clock, lane, self.pace)
+        self.links = [Link(tier, *shared) for tier in tiers]
         for link in self.links:
             link.hurried = hurried
         self.stats = TransferStats({link.tier.name: link.stats for link in self.links})
@@ -446,12 +450,12 @@ class Hierarchy:
             stored = joined(stored, plan)
         return True
 
-    def _after_store(self, link: Link) -> Callable[[], None]:
+    def _after_store(self, link: Link) -> Callable[[Rest], None]:
         """What a lane does after a publication: see to what is cold in its tier."""
         return self._after[self.links.index(link)]
 
-    def _housekeeping(self, number: int) -> Callable[[], None]:
-        link, work = self.links[number], list[Callable[[], None]]()
+    def _housekeeping(self, number: int) -> Callable[[Rest], None]:
+        link, work = self.links[number], list[Callable[[Rest], None]]()
         if isinstance(link.tier, Rewrites) and self.options.cold_form is not ColdForm.NONE:
             forms = Forms(link.tier.name, self.manager.spec.groups, self.options.cold_form, link.parts)
             layout = link.parts.layout(self.manager.layout)
@@ -460,9 +464,9 @@ class Hierarchy:
         if number + 1 < len(self.links) and isinstance(link.tier, HandsOn):
             work.append(Demotion(link.tier, self.links[number + 1], self.options).run)
 
-        def run() -> None:
+        def run(rest: Rest) -> None:
             for each in work:
-                each()
+                each(rest)
 
         return run
 

@@ -20,6 +20,8 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from typing import Generic, TypeVar
 
+from kvloom.transfer.pace import Pace
+
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 GRACE_S = 0.5
@@ -55,25 +57,37 @@ Work = Callable[["Job[T]"], Generator[None, None, T]]
 
 
 class Job(Generic[T]):
-    """One transfer.  Thread-safe."""
+    """One transfer, to be done ``within`` seconds, None for any time.  Thread-safe.
+
+    Attributes:
+        rests: how often it rested (``Pace.rest``).
+    """
 
     def __init__(
         self,
         urgency: Urgency,
         work: Work[T],
-        ends_at: float | None,
+        within: float | None,
         clock: Callable[[], float],
         tell: Callable[[BaseException], None],
+        pace: Pace,
     ) -> None:
-        self.urgency, self.ends_at = urgency, ends_at
-        self._tell = tell
+        self.urgency, self.rests = urgency, 0
+        self._tell, self._pace = tell, pace
         self._work, self._clock = work, clock
+        self.due(within)
         self._steps: Generator[None, None, T] | None = None
         self._ended = threading.Event()
         self._cancelled: float | None = None
         self._state = State.WAITING
         self._result: T | None = None
         self._failure: BaseException | None = None
+
+    def due(self, within: float | None) -> None:
+        """It is to be done ``within`` seconds from now."""
+        now = self._clock()
+        self.ends_at = None if within is None else now + within
+        self._hastes_at = math.inf if within is None else now + within / 2
 
     @property
     def state(self) -> State:
@@ -99,10 +113,15 @@ class Job(Generic[T]):
             self._cancelled = -math.inf
         elif self._cancelled is None:
             self._cancelled = self._clock()
+        self._pace.wake()
 
     def stopped(self) -> bool:
         """Whether its work is to stop now: it was cancelled, or its deadline has passed."""
         return self._cancelled is not None or (self.ends_at is not None and self._clock() > self.ends_at)
+
+    def in_haste(self) -> bool:
+        """Whether it is to stop, or half of its time is gone."""
+        return self._cancelled is not None or self._clock() > self._hastes_at
 
     def overdue(self, now: float) -> bool:
         """Whether it should have ended by now: its deadline has passed, or it was cancelled a while ago."""
@@ -110,8 +129,11 @@ class Job(Generic[T]):
         return late or (self._cancelled is not None and now > self._cancelled + GRACE_S)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it is done; whether it is."""
-        return self._ended.wait(seconds)
+        """Wait until it is done; whether it is.  Meanwhile no transfer rests."""
+        if self.done or (seconds is not None and seconds <= 0):
+            return self.done
+        with self._pace.awaited():
+            return self._ended.wait(seconds)
 
     def result(self) -> T | None:
         """What its work returned; None when it was dropped.  Raises what the work raised.  Only when it is done."""
@@ -159,6 +181,7 @@ class Lane:
         most: jobs of each urgency that may wait or run at a time; more are refused.
         clock: monotonic seconds.
         nice: how far the thread stands behind others that want the processor, 0 to 19.
+        pace: of all lanes of an engine; its jobs rest before every piece.
 
     What a job raises ends that job alone.  It is logged, with its traceback the first time.
 
@@ -167,9 +190,15 @@ class Lane:
     """
 
     def __init__(
-        self, name: str, most: dict[Urgency, int], clock: Callable[[], float] = time.monotonic, nice: int = 0
+        self,
+        name: str,
+        most: dict[Urgency, int],
+        clock: Callable[[], float] = time.monotonic,
+        nice: int = 0,
+        pace: Pace | None = None,
     ) -> None:
         self._name, self._most, self._clock, self._nice = name, most, clock, nice
+        self._pace = pace or Pace()
         self.raised: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -185,7 +214,7 @@ class Lane:
         with self._lock:
             if self._closing or self._open[urgency] >= self._most.get(urgency, 0):
                 return None
-            job = Job(urgency, work, None if within is None else self._clock() + within, self._clock, self._tell)
+            job = Job(urgency, work, within, self._clock, self._tell, self._pace)
             self._open[urgency] += 1
             self._push(job)  # type: ignore[arg-type]
             if self._thread is None:  # a daemon: a disk that hangs must not keep the process
@@ -202,7 +231,7 @@ class Lane:
             self._open[job.urgency] -= 1
             self._open[urgency] += 1
             job.urgency = urgency
-            job.ends_at = None if within is None else self._clock() + within
+            job.due(within)
             self._queue = [(int(each.urgency), number, each) for _, number, each in self._queue]
             heapq.heapify(self._queue)
 
@@ -222,6 +251,10 @@ class Lane:
 
     def close(self, patience_s: float) -> bool:
         """Take nothing more, end what waits after ``patience_s`` at most; whether the lane has ended."""
+        with self._pace.awaited():
+            return self._close(patience_s)
+
+    def _close(self, patience_s: float) -> bool:
         ends = self._clock() + patience_s
         with self._lock:
             self._closing = True
@@ -255,6 +288,11 @@ class Lane:
                     if self._closing:
                         return
                     self._changed.wait()
+                first = self._queue[0][2]
+            self._pace.rest(first)
+            with self._lock:
+                if not self._queue:  # dropped meanwhile
+                    continue
                 _, number, job = heapq.heappop(self._queue)
                 self._running = job
             ended = job.advance()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from kvloom.transfer.forms import Forms
 from kvloom.transfer.lanes import Job, Lane, State, Urgency
 from kvloom.transfer.memory import SlotMemory
 from kvloom.transfer.options import ColdForm, TransferOptions
+from kvloom.transfer.pace import Pace, Rest, resting
 from kvloom.transfer.parts import Parts
 from kvloom.transfer.progress import Piece, Progress, Way
 from kvloom.transfer.stats import TierStats
@@ -57,8 +59,9 @@ class Link:
         options: TransferOptions,
         clock: Callable[[], float] = time.monotonic,
         lane: type[Lane] = Lane,
+        pace: Pace | None = None,
     ) -> None:
-        self.tier, self.stats = tier, TierStats()
+        self.tier, self.stats, self.pace = tier, TierStats(), pace or Pace()
         self._memory, self._spec, self._geometry = memory, spec, geometry
         self._clock = clock
         self.hurried: Callable[[], bool] = lambda: False
@@ -67,12 +70,19 @@ class Link:
         self._snapshots = np.array([group.is_snapshot for group in spec.groups], dtype=np.bool_)
         self.forms = Forms(tier.name, spec.groups, options.cold_form if tier.durable else ColdForm.NONE, self.parts)
         self.reading = lane(
-            f"kvloom-load-{tier.name}", {Urgency.LOAD: 64, Urgency.PREFETCH: options.most_prefetches}, clock
+            f"kvloom-load-{tier.name}",
+            {Urgency.LOAD: 64, Urgency.PREFETCH: options.most_prefetches},
+            clock,
+            pace=self.pace,
         )
         self.writing = lane(
-            f"kvloom-store-{tier.name}", {Urgency.STORE: options.most_stores, Urgency.DEMOTE: 64}, clock, BEHIND
+            f"kvloom-store-{tier.name}",
+            {Urgency.STORE: options.most_stores, Urgency.DEMOTE: 64},
+            clock,
+            BEHIND,
+            self.pace,
         )
-        self.asking = lane(f"kvloom-ask-{tier.name}", {Urgency.LOAD: 8}, clock)
+        self.asking = lane(f"kvloom-ask-{tier.name}", {Urgency.LOAD: 8}, clock, pace=self.pace)
         self.stats.raised = {lane: each.raised for lane, each in zip(("read", "write", "ask"), self.lanes, strict=True)}
 
     @property
@@ -151,21 +161,28 @@ class Link:
             return None
 
         def work(job: Job[Results]) -> Generator[None, None, Results]:
+            def stop() -> bool:
+                self.pace.rest(job)
+                return job.stopped()
+
             results = np.full(len(places), Result.STOPPED, dtype=np.uint8)
             for number, piece in enumerate(pieces):
                 if number:
                     yield
                 if job.stopped():
                     break
-                begun, part = self._clock(), places.take(piece)
+                begun, part, rests = self._clock(), places.take(piece), job.rests
                 if len(piece):
-                    results[piece] = self._read(part, offsets[piece], job.stopped)
-                ended = self._clock()
-                self.stats.load_seconds += ended - begun
+                    results[piece] = self._read(part, offsets[piece], stop)
+                ended, rested = self._clock(), job.rests > rests
+                if rested:
+                    self.stats.paced_seconds += ended - begun
+                else:
+                    self.stats.load_seconds += ended - begun
                 whole = not results[piece].any()
-                if whole:
+                if whole and not rested:
                     self.forms.read.note(part.nbytes, ended - begun)
-                progress.passed_one(Piece(begun, ended, part.nbytes), whole)
+                progress.passed_one(Piece(begun, ended, part.nbytes, rested), whole)
             return results
 
         return self.reading.submit(way.urgency, work, way.within)
@@ -199,6 +216,9 @@ class Link:
             begin = np.cumsum(size) - size
             results[piece] = _checked(self.tier.read(places.take(piece), staging, begin, stop), len(piece))
             for i in np.flatnonzero(results[piece] == Result.OK).tolist():
+                if stop():
+                    results[piece[i]] = Result.STOPPED
+                    continue
                 payload = staging[int(begin[i]) : int(begin[i] + size[i])]
                 if not self._put(places.entries[piece[i]], payload, int(offsets[piece[i]])):
                     results[piece[i]] = Result.INTEGRITY
@@ -223,20 +243,25 @@ class Link:
 
     # ---------------------------------------------------------------- storing
 
-    def store(self, make: Callable[[], Unit], after: Callable[[], None]) -> Job[Published] | None:
-        """Begin to publish what ``make`` makes; ``after`` runs in the lane when it is done.  None when it is full."""
+    def store(self, make: Callable[[Rest], Unit], after: Callable[[Rest], None]) -> Job[Published] | None:
+        """Begin to publish what ``make`` makes; ``after`` runs in the lane when it is done.  None when it is full.
 
-        def work(_job: Job[Published]) -> Generator[None, None, Published]:
+        Both are to rest between what they do.
+        """
+
+        def work(job: Job[Published]) -> Generator[None, None, Published]:
             yield from ()  # a publication is one piece
-            unit, begun = make(), self._clock()
+            rest = partial(self.pace.rest, job)
+            unit, begun, rests = resting(make(rest), rest), self._clock(), job.rests
             published = self.tier.publish(unit)
-            self.forms.write.note(published.bytes_written, self._clock() - begun)
-            after()
+            if job.rests == rests:
+                self.forms.write.note(published.bytes_written, self._clock() - begun)
+            after(rest)
             return published
 
         return self.writing.submit(Urgency.STORE, work)
 
-    def unit(self, layout: bytes, chain: Chain, plan: TransferPlan, gives_way_to: Sequence[Lane]) -> Unit:
+    def unit(self, layout: bytes, chain: Chain, plan: TransferPlan, gives_way_to: Sequence[Lane], rest: Rest) -> Unit:
         """What ``plan`` stores, in the forms that pay; made by the lane that publishes it."""
         patience = [_YIELDS_S]
 
@@ -254,6 +279,8 @@ class Link:
         objects: list[NewObject] = []
         for (row, group, column, grade), offset in zip(items, offsets, strict=True):
             reads = [reading(offset + begin) for begin in parts.begin[group, : parts.count[group]].tolist()]
+            if forms[group] is not PayloadForm.RAW:
+                rest()  # encoding is what costs time here
             objects += self.forms.make((row, group, column), Grade(grade), forms[group], reads)
         if not parts.whole:
             # As a restore wants them: what it copies, then layer by layer, so that a stage lies together on the disk.

@@ -102,7 +102,7 @@ class Load:
                 pieces = [np.flatnonzero(stages.of_record[mine] == stage) for stage in range(stages.count)]
                 if stages.count == 1:
                     pieces = np.array_split(pieces[0], min(way.steps, max(1, places.nbytes // SMALLEST_STEP)))
-            progress, n_bytes, first_bytes = Progress(), places.nbytes, places.take(pieces[0]).nbytes
+            progress, n_bytes, first_bytes = Progress(link.pace), places.nbytes, places.take(pieces[0]).nbytes
             job = link.load(places, where, pieces, way, progress)
             load.bringing.append(Bringing(tier, link, job, progress, item[mine], n_bytes, first_bytes))
         return load
@@ -143,6 +143,11 @@ class Load:
         for each in self.bringing:
             if each.job is not None:
                 each.job.cancel(late=late)
+
+    @property
+    def jobs(self) -> list[Job[Results]]:
+        """Those that bring it."""
+        return [each.job for each in self.bringing if each.job is not None]
 
     @property
     def share(self) -> float:

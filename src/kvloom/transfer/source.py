@@ -156,10 +156,10 @@ class TierSource:
 
 
 def _measured(load: Load) -> tuple[tuple[int, int, float], ...]:
-    """(tier, bytes, seconds) of what was read."""
+    """(tier, bytes, seconds) of what was read at the speed of its tier."""
     measured = []
     for each in load.bringing:
-        pieces = each.progress.pieces
+        pieces = [piece for piece in each.progress.pieces if not piece.rested]
         if pieces:
             seconds = sum(piece.ended - piece.begun for piece in pieces)
             measured.append((each.number, sum(piece.n_bytes for piece in pieces), seconds))
