@@ -20,7 +20,7 @@ from kvloom.transfer.options import TransferOptions
 
 CONTEXT = 513
 """Tokens of the prompt of the session that decodes."""
-ROUNDS, MOST_ROUNDS = 5, 40
+ROUNDS, MOST_ROUNDS = 5, 150
 ROUND_S = 30.0
 """Seconds that one transfer may take."""
 
@@ -132,6 +132,8 @@ def decode_beside(
             quiet, busy, took = _round(stepper, cold, each, begin)
             after = end()
             alone, beside = alone + quiet, beside + busy
+            if len(busy) < each:  # short transfers: many rounds, and as many steps alone as beside them
+                each = max(3, len(busy))
             rounds, n_bytes, seconds, before = rounds + 1, n_bytes + after - before, seconds + took, after
     return Decode(what, pace, rounds, Times.of(alone), Times.of(beside), n_bytes, seconds)
 
