@@ -117,7 +117,7 @@ def test_a_full_host_moves_what_is_coldest_on_to_disk(tmp_path: Path) -> None:
     assert world.cold.links[1].writing.close(60)
     stored = disk(tmp_path)
     for number, prompt in enumerate(prompts):
-        chain = world.manager.chain(np.array(prompt[:-1], dtype=np.int32))
+        chain = world.manager.colder.chain(np.array(prompt[:-1], dtype=np.int32))
         found = stored.lookup(world.manager.layout, chain.digests)
         assert not (found.boundary[-1] and number % 2), "what was used once is not on disk"
     stored.close()
