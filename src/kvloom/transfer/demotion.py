@@ -32,7 +32,7 @@ class Demotion:
         self._tier, self._to, self._options = tier, to, options
         self._asked: OrderedDict[tuple[bytes, bytes], None] = OrderedDict()
 
-    def run(self, _rest: Rest) -> None:
+    def run(self) -> None:
         """Queue what is coldest, as far as the tier is fuller than it should be."""
         usage = self._tier.usage()
         excess = usage.bytes - int(self._options.host_mark * usage.capacity)
