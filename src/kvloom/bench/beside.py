@@ -27,21 +27,23 @@ ROUND_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of ``steps`` steps: quartiles, and the slowest of a hundred."""
+    """Seconds of ``steps`` steps: quartiles, the slowest of a hundred, and the mean."""
 
     steps: int
     first: float
     median: float
     third: float
     p99: float
+    mean: float
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Times:
         """NaN where there are none."""
         if len(seconds) < 2:
-            return cls(len(seconds), *[float("nan")] * 4)
+            return cls(len(seconds), *[float("nan")] * 5)
         first, median, third = statistics.quantiles(seconds, n=4)
-        return cls(len(seconds), first, median, third, sorted(seconds)[len(seconds) * 99 // 100])
+        p99 = sorted(seconds)[len(seconds) * 99 // 100]
+        return cls(len(seconds), first, median, third, p99, statistics.fmean(seconds))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +70,13 @@ class Decode:
 
     @property
     def ratio(self) -> float:
-        """How much longer a step takes."""
+        """How much longer a step takes: of the medians."""
         return self.step.median / self.alone.median
+
+    @property
+    def mean_ratio(self) -> float:
+        """The same of the means, in which a few slow steps count."""
+        return self.step.mean / self.alone.mean
 
     @property
     def mbps(self) -> float:
@@ -78,7 +85,7 @@ class Decode:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        return {**asdict(self), "ratio": self.ratio, "mbps": self.mbps}
+        return {**asdict(self), "ratio": self.ratio, "mean_ratio": self.mean_ratio, "mbps": self.mbps}
 
 
 def decode_beside(

@@ -80,10 +80,10 @@ def sheets(report: Report) -> list[Sheet]:
     second = Sheet(
         f"A decode step of {report.parameters / 1e6:,.0f} M parameters beside transfers (ms: median, quartiles)",
         ("beside a", "pace"),
-        ("alone", "beside", "ratio", "steps", "moved", "MB/s"),
+        ("alone", "beside", "ratio", "of means", "steps", "moved", "MB/s"),
     )
     for each in report.decode:
         spans = [f"{t.median * 1e3:.2f} ({t.first * 1e3:.2f} to {t.third * 1e3:.2f})" for t in (each.alone, each.step)]
         moved = f"{each.step.steps}", format_size(each.bytes), f"{each.mbps:,.0f}"
-        second.add(each.beside, f"{each.pace:g}", *spans, f"{each.ratio:.2f}", *moved)
+        second.add(each.beside, f"{each.pace:g}", *spans, f"{each.ratio:.2f}", f"{each.mean_ratio:.2f}", *moved)
     return [sheet for sheet, rows in ((first, report.rows), (second, report.decode)) if rows]

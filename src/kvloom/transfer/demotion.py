@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Generator
-from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -54,7 +53,7 @@ class Demotion:
             for layout, digest in self._tier.coldest(self._tier.usage().capacity):
                 if job.stopped():
                     return
-                self._move(layout, digest, partial(self._to.pace.rest, job))
+                self._move(layout, digest, job.rest)
                 yield
 
         job = self._to.writing.submit(Urgency.DEMOTE, work, patience_s)
@@ -68,7 +67,7 @@ class Demotion:
             yield from ()  # a unit is one piece
             again = True
             try:
-                again = self._move(layout, digest, partial(self._to.pace.rest, job))
+                again = self._move(layout, digest, job.rest)
             finally:
                 if again:
                     self._asked.pop((layout, digest), None)

@@ -119,6 +119,10 @@ class Job(Generic[T]):
         """Whether its work is to stop now: it was cancelled, or its deadline has passed."""
         return self._cancelled is not None or (self.ends_at is not None and self._clock() > self.ends_at)
 
+    def rest(self) -> None:
+        """Called now and then by whoever moves its bytes: see ``Pace.rest``."""
+        self._pace.rest(self)
+
     def in_haste(self) -> bool:
         """Whether it is to stop, or half of its time is gone."""
         return self._cancelled is not None or self._clock() > self._hastes_at
@@ -289,7 +293,7 @@ class Lane:
                         return
                     self._changed.wait()
                 first = self._queue[0][2]
-            self._pace.rest(first)
+            first.rest()
             with self._lock:
                 if not self._queue:  # dropped meanwhile
                     continue

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -162,7 +161,7 @@ class Link:
 
         def work(job: Job[Results]) -> Generator[None, None, Results]:
             def stop() -> bool:
-                self.pace.rest(job)
+                job.rest()
                 return job.stopped()
 
             results = np.full(len(places), Result.STOPPED, dtype=np.uint8)
@@ -251,12 +250,11 @@ class Link:
 
         def work(job: Job[Published]) -> Generator[None, None, Published]:
             yield from ()  # a publication is one piece
-            rest = partial(self.pace.rest, job)
-            unit, begun, rests = resting(make(rest), rest), self._clock(), job.rests
+            unit, begun, rests = resting(make(job.rest), job.rest), self._clock(), job.rests
             published = self.tier.publish(unit)
             if job.rests == rests:
                 self.forms.write.note(published.bytes_written, self._clock() - begun)
-            after(rest)
+            after(job.rest)
             return published
 
         return self.writing.submit(Urgency.STORE, work)
