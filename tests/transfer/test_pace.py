@@ -12,7 +12,8 @@ import pytest
 
 from kvloom.errors import ConfigError
 from kvloom.tiers.values import Fill, Need, NewObject, Unit
-from kvloom.transfer.lanes import Job, Lane, Urgency
+from kvloom.transfer.jobs import Job, Urgency
+from kvloom.transfer.lanes import Lane
 from kvloom.transfer.options import TransferOptions
 from kvloom.transfer.pace import FORGOTTEN_S, LINGER_S, Pace, resting
 from kvloom.types import Grade

@@ -8,8 +8,8 @@ from kvloom.plan import Chain
 from kvloom.tiers.values import Result
 from kvloom.transfer.fetching import Fetching
 from kvloom.transfer.ground import Ground, Names, name_of
+from kvloom.transfer.jobs import Urgency
 from kvloom.transfer.landing import Landing, Late
-from kvloom.transfer.lanes import Urgency
 from kvloom.transfer.loading import Load
 from kvloom.transfer.progress import Way
 from kvloom.types import Grade

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvloom.tiers.contract import HandsOn
 from kvloom.tiers.values import Outcome
-from kvloom.transfer.lanes import Job, Urgency, Work
+from kvloom.transfer.jobs import Job, Urgency, Work
 from kvloom.transfer.link import Link
 from kvloom.transfer.options import Admission, TransferOptions
 from kvloom.transfer.pace import Rest, resting

@@ -9,8 +9,8 @@ import numpy as np
 from kvloom.plan import Chain, Limit
 from kvloom.tiers.values import Places, Result
 from kvloom.transfer.ground import Ground, Names
+from kvloom.transfer.jobs import Urgency
 from kvloom.transfer.landing import Landing, Late
-from kvloom.transfer.lanes import Urgency
 from kvloom.transfer.link import ASK_PATIENCE
 from kvloom.transfer.loading import Load
 from kvloom.transfer.offers import Offer, make_offer, objects_of

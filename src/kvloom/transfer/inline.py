@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvloom.transfer.lanes import Job, Lane, T, Urgency, Work
+from kvloom.transfer.jobs import Job, Urgency, Work
+from kvloom.transfer.lanes import Lane, T
 
 
 class Inline(Lane):

@@ -11,8 +11,8 @@ from kvloom.manager.sequence import CachedSequence
 from kvloom.plan import Chain, TransferPlan
 from kvloom.tiers.values import Published
 from kvloom.transfer.ground import Ground, Names, name_of
+from kvloom.transfer.jobs import Job
 from kvloom.transfer.landing import Landing
-from kvloom.transfer.lanes import Job
 from kvloom.transfer.link import Link
 from kvloom.transfer.moving import AfterStore
 from kvloom.transfer.offers import kept_of
@@ -100,7 +100,7 @@ class Keeping:
             ground.memory.settle()
         lanes = [each.reading for each in ground.links]
         for at, plan in enumerate(plans):
-            job = link.store(partial(link.unit, manager.layout, chain, plan, lanes), self._after[number])
+            job = link.store(partial(link.units.make, manager.layout, chain, plan, lanes), self._after[number])
             if job is None:
                 for left in plans[at:]:
                     manager.colder.finish_store(left)

@@ -17,23 +17,23 @@ from kvloom.errors import StoreError
 from kvloom.plan import ArenaGeometry, Chain, TransferPlan
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.tiers.contract import Tier
-from kvloom.tiers.values import Found, Need, NewObject, Places, Published, ReadResult, Result, Unit, no_places
+from kvloom.tiers.values import Found, Places, Published, ReadResult, Result, Unit, no_places
 from kvloom.transfer.forms import Forms
-from kvloom.transfer.lanes import Job, Lane, State, Urgency
+from kvloom.transfer.jobs import Job, State, Urgency
+from kvloom.transfer.lanes import Lane
 from kvloom.transfer.memory import SlotMemory
 from kvloom.transfer.options import ColdForm, TransferOptions
 from kvloom.transfer.pace import Pace, Rest, resting
 from kvloom.transfer.parts import Parts
 from kvloom.transfer.progress import Piece, Progress, Way
 from kvloom.transfer.stats import TierStats
+from kvloom.transfer.units import UnitMaker
 from kvloom.types import AnyArray, Grade, IntArray, PayloadForm
 
 BEHIND = 10
 """Niceness of threads that store: nobody waits for them, and a decode step wants the processor."""
 STAGED = 32 << 20
 """Bytes that lie between a tier and an arena that is no host memory."""
-_YIELD_S, _YIELDS_S = 0.02, 1.0
-"""Seconds that a store waits for loads before each object, and for a whole unit, at most."""
 
 Results = npt.NDArray[np.uint8]
 T = TypeVar("T")
@@ -61,13 +61,13 @@ class Link:
         pace: Pace | None = None,
     ) -> None:
         self.tier, self.stats, self.pace = tier, TierStats(), pace or Pace()
-        self._memory, self._spec, self._geometry = memory, spec, geometry
+        self._memory, self._spec = memory, spec
         self._clock = clock
         self.hurried: Callable[[], bool] = lambda: False
         self.parts = Parts.of(spec)
         self._slot_bytes = np.array([group.slot_bytes for group in spec.groups], dtype=np.int64)
-        self._snapshots = np.array([group.is_snapshot for group in spec.groups], dtype=np.bool_)
         self.forms = Forms(tier.name, spec.groups, options.cold_form if tier.durable else ColdForm.NONE, self.parts)
+        self.units = UnitMaker(spec, geometry, memory, self.parts, self.forms, clock)
         self.reading = lane(
             f"kvloom-load-{tier.name}",
             {Urgency.LOAD: 64, Urgency.PREFETCH: options.most_prefetches},
@@ -259,52 +259,6 @@ class Link:
 
         return self.writing.submit(Urgency.STORE, work)
 
-    def unit(self, layout: bytes, chain: Chain, plan: TransferPlan, gives_way_to: Sequence[Lane], rest: Rest) -> Unit:
-        """What ``plan`` stores, in the forms that pay; made by the lane that publishes it."""
-        patience = [_YIELDS_S]
-
-        def reading(offset: int) -> Callable[[memoryview], None]:
-            def read(into: memoryview) -> None:
-                self._give_way(gives_way_to, patience)
-                self._memory.read_slot(offset, into)
-
-            return read
-
-        parts, segment, forms = self.parts, chain.segment, self.forms.for_unit(plan.group)
-        count = parts.count[plan.group]
-        offsets = slot_offsets(self._geometry, plan).tolist()
-        items = zip(plan.row.tolist(), plan.group.tolist(), plan.column.tolist(), plan.grade.tolist(), strict=True)
-        objects: list[NewObject] = []
-        for (row, group, column, grade), offset in zip(items, offsets, strict=True):
-            reads = [reading(offset + begin) for begin in parts.begin[group, : parts.count[group]].tolist()]
-            if forms[group] is not PayloadForm.RAW:
-                rest()  # encoding is what costs time here
-            objects += self.forms.make((row, group, column), Grade(grade), forms[group], reads)
-        if not parts.whole:
-            # As a restore wants them: what it copies, then layer by layer, so that a stage lies together on the disk.
-            item = np.repeat(np.arange(len(plan)), count)
-            part = np.arange(len(item)) - np.repeat(np.cumsum(count) - count, count)
-            layer = parts.first_layer[plan.group[item], part]
-            first = copied_first(plan, segment, self._snapshots)[item]
-            order = np.lexsort((plan.column[item], plan.row[item], plan.group[item], layer, ~first))
-            objects = [objects[i] for i in order.tolist()]
-        needs = [
-            Need(g, row, count * int(parts.count[g]), column * int(parts.count[g]))
-            for g, row, column, count in plan.needs.tolist()
-        ]
-        rows, tokens = -(-plan.position // segment), chain.tokens[: plan.position]
-        digests = chain.digests[:rows]
-        return Unit(parts.layout(layout), chain.root, digests, tokens, segment, tuple(objects), tuple(needs))
-
-    def _give_way(self, lanes: Sequence[Lane], patience: list[float]) -> None:
-        """Let loads go first for a while."""
-        begun = self._clock()
-        while patience[0] > 0 and any(lane.busy(Urgency.LOAD) for lane in lanes):
-            time.sleep(0.001)
-            if self._clock() - begun > _YIELD_S:
-                break
-        patience[0] -= self._clock() - begun
-
     # ---------------------------------------------------------------- counting
 
     def count_load(self, group: AnyArray, results: Results) -> int:
@@ -333,26 +287,6 @@ class Link:
             for g, count in zip(*np.unique(plan.group, return_counts=True), strict=True):
                 spec = self._spec.groups[int(g)]
                 self.stats.bytes_stored[spec.kind.name.lower()] += int(count) * spec.slot_bytes
-
-
-def copied_first(plan: TransferPlan, segment: int, snapshots: AnyArray) -> AnyArray:
-    """Which objects of a plan are copied before the first forward, bool ``[n]``: snapshots, and a checkpoint's blocks.
-
-    ``snapshots``: bool ``[groups]``.
-    """
-    first: AnyArray = snapshots[plan.group]
-    if plan.position % segment:
-        first = first | (plan.row == plan.position // segment)
-    return first
-
-
-def slot_offsets(geometry: ArenaGeometry, plan: TransferPlan) -> IntArray:
-    """Byte offset in the arena of every slot of a plan."""
-    offsets = np.zeros(len(plan), dtype=np.int64)
-    for g in np.unique(plan.group).tolist():
-        mine = plan.group == g
-        offsets[mine] = geometry.slot_offsets(g, plan.slot[mine])
-    return offsets
 
 
 def _checked(read: ReadResult, count: int) -> Results:

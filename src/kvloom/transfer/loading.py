@@ -10,11 +10,12 @@ import numpy as np
 from kvloom.manager import Manager
 from kvloom.plan import Chain, TransferPlan
 from kvloom.tiers.values import Places, Result
-from kvloom.transfer.lanes import Job, Urgency
-from kvloom.transfer.link import Link, Results, copied_first, slot_offsets
+from kvloom.transfer.jobs import Job, Urgency
+from kvloom.transfer.link import Link, Results
 from kvloom.transfer.offers import Offer
 from kvloom.transfer.progress import Progress, Way
 from kvloom.transfer.stages import Stages, stages_of
+from kvloom.transfer.units import copied_first, slot_offsets
 from kvloom.types import AnyArray, IntArray
 
 SMALLEST_STEP = 32 << 10
@@ -84,8 +85,7 @@ class Load:
         count = parts.count[plan.group]
         item = np.repeat(np.arange(len(plan)), count)
         part = np.arange(len(item)) - np.repeat(np.cumsum(count) - count, count)
-        snapshots = np.array([group.is_snapshot for group in manager.spec.groups], dtype=np.bool_)
-        first = copied_first(plan, chain.segment, snapshots)
+        first = copied_first(plan, chain.segment, manager.spec)
         stages = stages_of(plan, item, part, first, parts, way.restoring)
         load = cls(chain, plan, stages)
         for tier, link in enumerate(links):

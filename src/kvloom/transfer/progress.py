@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from kvloom.transfer.lanes import Urgency
+from kvloom.transfer.jobs import Urgency
 from kvloom.transfer.options import Restoring
 from kvloom.transfer.pace import Pace
 

@@ -12,7 +12,7 @@ from kvloom.core.namespace import ExtraKey
 from kvloom.manager.ways import Arrived
 from kvloom.plan import Chain, StoredObjects, TransferPlan
 from kvloom.tiers.values import Places, Result
-from kvloom.transfer.lanes import Urgency
+from kvloom.transfer.jobs import Urgency
 from kvloom.transfer.loading import Load
 from kvloom.transfer.offers import make_offer, objects_of
 from kvloom.transfer.options import Restoring
