@@ -11,13 +11,12 @@ from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from kvloom.errors import StoreError
 from kvloom.plan import ArenaGeometry, Chain, TransferPlan
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.tiers.contract import Tier
-from kvloom.tiers.values import Found, Places, Published, ReadResult, Result, Unit, no_places
+from kvloom.tiers.values import Found, Places, Published, Result, Unit, no_places
+from kvloom.transfer.bringer import Bringer, Results
 from kvloom.transfer.forms import Forms
 from kvloom.transfer.jobs import Job, State, Urgency
 from kvloom.transfer.lanes import Lane
@@ -28,19 +27,17 @@ from kvloom.transfer.parts import Parts
 from kvloom.transfer.progress import Piece, Progress, Way
 from kvloom.transfer.stats import TierStats
 from kvloom.transfer.units import UnitMaker
-from kvloom.types import AnyArray, Grade, IntArray, PayloadForm
+from kvloom.types import AnyArray, Grade, IntArray
 
 BEHIND = 10
 """Niceness of threads that store: nobody waits for them, and a decode step wants the processor."""
-STAGED = 32 << 20
-"""Bytes that lie between a tier and an arena that is no host memory."""
+PORTION = 4 << 20
+"""Bytes that a job reads at a time while it has to keep to its pace: a millisecond or two of one core."""
 
-Results = npt.NDArray[np.uint8]
 T = TypeVar("T")
 ASK_PATIENCE, TIER_PATIENCE = 2.0, 10.0
 """Seconds that a question to a tier may take which no request waits for, and closing it."""
 _LOOK_S = 0.05
-_CODES = len(Result)
 
 
 class Link:
@@ -67,6 +64,7 @@ class Link:
         self.parts = Parts.of(spec)
         self._slot_bytes = np.array([group.slot_bytes for group in spec.groups], dtype=np.int64)
         self.forms = Forms(tier.name, spec.groups, options.cold_form if tier.durable else ColdForm.NONE, self.parts)
+        self.bringer = Bringer(tier, memory, self.parts, self.forms)
         self.units = UnitMaker(spec, geometry, memory, self.parts, self.forms, clock)
         self.reading = lane(
             f"kvloom-load-{tier.name}",
@@ -170,9 +168,13 @@ class Link:
                     yield
                 if job.stopped():
                     break
-                begun, part, rests = self._clock(), places.take(piece), job.rests
-                if len(piece):
-                    results[piece] = self._read(part, offsets[piece], stop)
+                begun, n_bytes, rests = self._clock(), places.take(piece).nbytes, job.rests
+                left = piece
+                while len(left) and not job.stopped():
+                    if len(left) < len(piece):
+                        yield
+                    now, left = self._portion(job, places, left)
+                    results[now] = self.bringer.read(places.take(now), offsets[now], stop)
                 ended, rested = self._clock(), job.rests > rests
                 if rested:
                     self.stats.paced_seconds += ended - begun
@@ -180,65 +182,19 @@ class Link:
                     self.stats.load_seconds += ended - begun
                 whole = not results[piece].any()
                 if whole and not rested:
-                    self.forms.read.note(part.nbytes, ended - begun)
-                progress.passed_one(Piece(begun, ended, part.nbytes, rested), whole)
+                    self.forms.read.note(n_bytes, ended - begun)
+                progress.passed_one(Piece(begun, ended, n_bytes, rested), whole)
             return results
 
         return self.reading.submit(way.urgency, work, way.within)
 
-    def _read(self, places: Places, offsets: IntArray, stop: Callable[[], bool]) -> Results:
-        """Read what lies as it is straight into the arena, where that can be; the rest through other memory.
-
-        Where it says that something is there, anybody may read it.
-        """
-        memory = self._memory.host_memory()
-        raw = places.entries["form"] == PayloadForm.RAW
-        if memory is None or not raw.any():
-            return self._read_staged(places, offsets, stop)
-        if raw.all():
-            return _checked(self.tier.read(places, memory, offsets, stop), len(places))
-        results = np.empty(len(places), dtype=np.uint8)
-        results[raw] = _checked(self.tier.read(places.take(raw), memory, offsets[raw], stop), int(raw.sum()))
-        results[~raw] = self._read_staged(places.take(~raw), offsets[~raw], stop)
-        return results
-
-    def _read_staged(self, places: Places, offsets: IntArray, stop: Callable[[], bool]) -> Results:
-        lengths = places.entries["length"].astype(np.int64)
-        results = np.full(len(places), Result.STOPPED, dtype=np.uint8)
-        staging = np.empty(0, dtype=np.uint8)
-        for piece in _pieces(lengths, STAGED):
-            if stop():
-                break
-            size = lengths[piece]
-            if int(size.sum()) > len(staging):
-                staging = np.zeros(int(size.sum()), dtype=np.uint8)
-            begin = np.cumsum(size) - size
-            results[piece] = _checked(self.tier.read(places.take(piece), staging, begin, stop), len(piece))
-            for i in np.flatnonzero(results[piece] == Result.OK).tolist():
-                if stop():
-                    results[piece[i]] = Result.STOPPED
-                    continue
-                payload = staging[int(begin[i]) : int(begin[i] + size[i])]
-                if not self._put(places.entries[piece[i]], payload, int(offsets[piece[i]])):
-                    results[piece[i]] = Result.INTEGRITY
-        self._memory.settle()
-        return results
-
-    def _put(self, entry: AnyArray, payload: npt.NDArray[np.uint8], offset: int) -> bool:
-        """Bring the verified payload of a part to its place; False when it is not what its form says."""
-        group, form = int(entry["group"]), int(entry["form"])
-        part = int(entry["column"]) % int(self.parts.count[group])
-        memory, size = self._memory.host_memory(), int(self.parts.size[group, part])
-        if form == PayloadForm.RAW:
-            slot = payload
-        elif memory is not None:
-            return self.forms.decode(form, (group, part), payload, memory[offset : offset + size])
-        else:
-            slot = np.empty(-(-size // 8), np.uint64).view(np.uint8)[:size]
-            if not self.forms.decode(form, (group, part), payload, slot):
-                return False
-        self._memory.write_slots(np.array([offset]), np.array([size]), slot)
-        return True
+    def _portion(self, job: Job[Results], places: Places, piece: IntArray) -> tuple[IntArray, IntArray]:
+        """What to read now of a piece, and what is left of it: all at once, unless the job has to keep to its pace."""
+        if not self.pace.slows(job):
+            return piece, piece[:0]
+        ends = np.cumsum(places.entries["length"][piece].astype(np.int64))
+        size = max(1, int(np.searchsorted(ends, PORTION, side="right")))
+        return piece[:size], piece[size:]
 
     # ---------------------------------------------------------------- storing
 
@@ -287,23 +243,3 @@ class Link:
             for g, count in zip(*np.unique(plan.group, return_counts=True), strict=True):
                 spec = self._spec.groups[int(g)]
                 self.stats.bytes_stored[spec.kind.name.lower()] += int(count) * spec.slot_bytes
-
-
-def _checked(read: ReadResult, count: int) -> Results:
-    """The results of a read; StoreError when they are not one known code for each of ``count`` objects."""
-    results = read.results
-    if results.shape != (count,) or (results >= _CODES).any():
-        raise StoreError(f"a tier says what became of {results.shape} objects of {count}, or in unknown codes")
-    return results
-
-
-def _pieces(lengths: IntArray, most: int) -> list[IntArray]:
-    """Runs of indices whose lengths are ``most`` together, or a single one that is longer."""
-    ends = np.cumsum(lengths)
-    begin, found = 0, []
-    while begin < len(lengths):
-        base = int(ends[begin - 1]) if begin else 0
-        end = max(begin + 1, int(np.searchsorted(ends, base + most, side="right")))
-        found.append(np.arange(begin, end))
-        begin = end
-    return found

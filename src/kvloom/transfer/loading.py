@@ -10,8 +10,9 @@ import numpy as np
 from kvloom.manager import Manager
 from kvloom.plan import Chain, TransferPlan
 from kvloom.tiers.values import Places, Result
+from kvloom.transfer.bringer import Results
 from kvloom.transfer.jobs import Job, Urgency
-from kvloom.transfer.link import Link, Results
+from kvloom.transfer.link import Link
 from kvloom.transfer.offers import Offer
 from kvloom.transfer.progress import Progress, Way
 from kvloom.transfer.stages import Stages, stages_of

@@ -107,7 +107,8 @@ class Pace:
     @property
     def computing(self) -> bool:
         """Whether a forward is under way."""
-        return self._since is not None and self._clock() - self._since < FORGOTTEN_S
+        since = self._since
+        return since is not None and self._clock() - since < FORGOTTEN_S
 
     # ---------------------------------------------------------------- those who wait
 
@@ -141,7 +142,7 @@ class Pace:
             with self._changed:
                 self._free_at += (used - charged) / self.share
                 self._cost += _SMOOTH * (used - self._cost)
-        if not self._rests(job):
+        if not self.slows(job):
             return
         with self._turn, self._changed:  # one after the other, so that those behind the first need not look at the time
             mine.charged = self._sleep(job)
@@ -149,7 +150,7 @@ class Pace:
     def _sleep(self, job: Resting) -> float | None:
         """Sleep until a piece may begin, and charge what it will cost; None when it need not rest any more."""
         slept = False
-        while self._rests(job):
+        while self.slows(job):
             now = self._clock()
             if now >= self._free_at:
                 self._free_at = now + self._cost / self.share
@@ -160,10 +161,11 @@ class Pace:
         self._free_at = min(self._free_at, self._clock())
         return None
 
-    def _rests(self, job: Resting) -> bool:
+    def slows(self, job: Resting) -> bool:
         """Whether ``job`` is to keep to the share now."""
-        now, since = self._clock(), self._since
-        if self._waiting or (now - since >= FORGOTTEN_S if since is not None else now - self._ended >= LINGER_S):
+        if self.share >= 1 or self._waiting:
+            return False
+        if not self.computing and self._clock() - self._ended >= LINGER_S:
             return False
         return job not in self._own and not job.in_haste()
 
