@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -84,8 +85,11 @@ class Decode:
         return self.bytes / self.seconds / 1e6 if self.seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**asdict(self), "ratio": self.ratio, "mean_ratio": self.mean_ratio, "mbps": self.mbps}
+        """Plain values; None for what no step says."""
+        found = {**asdict(self), "ratio": self.ratio, "mean_ratio": self.mean_ratio, "mbps": self.mbps}
+        for part in (found, found["alone"], found["step"]):
+            part.update({key: None for key, value in part.items() if isinstance(value, float) and math.isnan(value)})
+        return found
 
 
 def decode_beside(

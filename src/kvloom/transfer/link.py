@@ -169,13 +169,14 @@ class Link:
                 if job.stopped():
                     break
                 begun, n_bytes, rests = self._clock(), places.take(piece).nbytes, job.rests
-                left = piece
+                left, cut = piece, False
                 while len(left) and not job.stopped():
-                    if len(left) < len(piece):
+                    if cut:
                         yield
                     now, left = self._portion(job, places, left)
+                    cut = cut or len(left) > 0
                     results[now] = self.bringer.read(places.take(now), offsets[now], stop)
-                ended, rested = self._clock(), job.rests > rests
+                ended, rested = self._clock(), cut or job.rests > rests
                 if rested:
                     self.stats.paced_seconds += ended - begun
                 else:
