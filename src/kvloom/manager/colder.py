@@ -230,6 +230,28 @@ class ColderTiers:
         prompt, _ = self._matched(namespace.root, ids, floor)
         return self._books.transfers.store(prompt, cold, floor.value)
 
+    def plan_units(
+        self,
+        tokens: AnyArray,
+        stored: StoredObjects,
+        *,
+        salt: bytes = b"",
+        extra_keys: Sequence[ExtraKey] = (),
+    ) -> tuple[TransferPlan, ...]:
+        """``plan_offload`` for every grade in one question, the best first; each plan lacks what those before it store.
+
+        One for the last canonical boundary, one for the exact end, as far as the tier lacks something of them.  All of
+        them are to be ended by ``finish_store``.
+        """
+        ids, floor = self._asked(tokens, Grade.APPROXIMATE)
+        self._books.tick()
+        namespace = self._books.namespaces.find(salt, extra_keys)
+        cold = self._cold(ids, stored)
+        if namespace is None:
+            return ()
+        prompt, _ = self._matched(namespace.root, ids, floor)
+        return self._books.transfers.units(prompt, cold)
+
     def finish_store(self, plan: TransferPlan) -> None:
         """The store ended, well or not; like ``finish_load``."""
         self._books.enter()
