@@ -19,6 +19,9 @@ from kvloom.core.lifecycle import ALLOCATED, READY, move
 from kvloom.core.prefix_index import adopt, drop_anchor, refresh_spine, touch
 from kvloom.plan import CopyPlan
 
+NOTHING = CopyPlan(ticket=0)
+"""The plan without copies, which nobody has to complete."""
+
 
 @dataclass(frozen=True, slots=True)
 class Copy:
@@ -81,7 +84,7 @@ class Tickets:
         if not copies:
             if node >= 0:
                 drop_anchor(self._arrays, node)
-            return CopyPlan(ticket=0)
+            return NOTHING
         held = [(c.group, s) for c in copies for s in (c.src, c.dst) if s >= 0]
         for group, slot in held:
             hold(self._arrays, group, slot)
