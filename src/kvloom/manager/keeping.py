@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvloom.core.child_table import find_checkpoint
 from kvloom.core.fields import BLOCK_TOKENS, COL_BASE, RATIO
 from kvloom.core.heat import note_priority
 from kvloom.core.keeping import checkpoint_complete, checkpoint_lacks_room, reserve_sealed, reserve_snapshots
 from kvloom.core.page_table import LENGTH, NODE, PUBLISHED, ROW_PRIORITY, STATE_GRADE, slot_at
-from kvloom.core.prefix_index import add_anchor, drop_anchor, find_checkpoint, new_node
+from kvloom.core.prefix_index import add_anchor, drop_anchor, new_node
 from kvloom.core.publishing import republish
 from kvloom.core.worth import value_end
 from kvloom.manager.books import Books

@@ -198,21 +198,6 @@ class CachedSequence(Single):
         books.roster.retire(self.row)
         self._closed = True  # not before: an interrupted close may be called again
 
-    def plan_abandoned(self, ticket: int) -> None:
-        """Told by the manager that plan ``ticket`` will not be executed: without its restore the sequence is broken."""
-        if ticket == self.restore.ticket:
-            self._break()
-
-    def distrust(self, failed: AnyArray) -> None:
-        """Told by the manager which slots failed a check (bool, global slots): who reads one of them is broken."""
-        a, r = self._books.arrays, self._books.rows
-        reads = self._books.tickets.slots(self.restore.ticket)
-        for g in range(len(a.group)):
-            blocks = range(int(r.span[self.row, g, FIRST]), int(r.span[self.row, g, LAST]))
-            reads += [int(slot_at(a, r, self.row, g, block)) for block in blocks]
-        if failed[np.array(reads, dtype=np.int64)].any():
-            self._break()
-
     # ---------------------------------------------------------------- reading
 
     def block_table(self, group: int) -> Int32Array:
@@ -297,20 +282,6 @@ class CachedSequence(Single):
         """True once closed."""
         return self._closed
 
-    def publish_stepped(self) -> bool:
-        """Try to publish the segment that a step filled, though the index is full (used by ``Manager.step``)."""
-        state, segment = self._books.rows.state[self.row], self._books.spec.segment_tokens
-        self._publish_rest(self._books.rows.tail[self.row, segment - 1 :].copy(), 0)
-        return not state[DETACHED]
-
-    def belongs_to(self, manager: Books) -> bool:
-        """Whether ``manager`` opened it."""
-        return self._books is manager
-
-    def require_usable(self) -> None:
-        """Raise SequenceError when the sequence is closed, broken or not restored yet."""
-        self._usable()
-
     def check(self) -> None:
         """Raise StaleLeaseError if a slot this sequence holds was freed or reused since it took it."""
         books = self._usable()
@@ -321,6 +292,37 @@ class CachedSequence(Single):
                 "its lease is void, close it and open the prompt again",
                 group=books.spec.groups[g].name,
             )
+
+    # ---------------------------------------------------------------- asked and told by the manager
+
+    def belongs_to(self, manager: Books) -> bool:
+        """Whether ``manager`` opened it."""
+        return self._books is manager
+
+    def require_usable(self) -> None:
+        """Raise SequenceError when the sequence is closed, broken or not restored yet."""
+        self._usable()
+
+    def plan_abandoned(self, ticket: int) -> None:
+        """Told by the manager that plan ``ticket`` will not be executed: without its restore the sequence is broken."""
+        if ticket == self.restore.ticket:
+            self._break()
+
+    def distrust(self, failed: AnyArray) -> None:
+        """Told by the manager which slots failed a check (bool, global slots): who reads one of them is broken."""
+        a, r = self._books.arrays, self._books.rows
+        reads = self._books.tickets.slots(self.restore.ticket)
+        for g in range(len(a.group)):
+            blocks = range(int(r.span[self.row, g, FIRST]), int(r.span[self.row, g, LAST]))
+            reads += [int(slot_at(a, r, self.row, g, block)) for block in blocks]
+        if failed[np.array(reads, dtype=np.int64)].any():
+            self._break()
+
+    def publish_stepped(self) -> bool:
+        """Try to publish the segment that a step filled, though the index is full (used by ``Manager.step``)."""
+        state, segment = self._books.rows.state[self.row], self._books.spec.segment_tokens
+        self._publish_rest(self._books.rows.tail[self.row, segment - 1 :].copy(), 0)
+        return not state[DETACHED]
 
     # ---------------------------------------------------------------- parts
 

@@ -16,7 +16,8 @@ from kvloom.core.block_pool import hold, release
 from kvloom.core.fields import CARRIED, SLOT_BASE, STATE
 from kvloom.core.heat import use_checkpoint
 from kvloom.core.lifecycle import ALLOCATED, READY, move
-from kvloom.core.prefix_index import adopt, drop_anchor, refresh_spine, touch
+from kvloom.core.objects import adopt, refresh_spine
+from kvloom.core.prefix_index import drop_anchor, touch
 from kvloom.plan import CopyPlan
 
 NOTHING = CopyPlan(ticket=0)
