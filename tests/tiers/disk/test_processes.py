@@ -19,6 +19,8 @@ from kvloom.tiers.disk.directory import Directory
 
 PACE = herd.Pace(0.01, 0.4, (3, 120))
 
+PACE = herd.Pace(0.01, 0.4, (3, 120))
+
 
 def test_d6_processes_that_are_killed_and_come_again(fast_path: Path) -> None:
     log = fast_path / "log"
