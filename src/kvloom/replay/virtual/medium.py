@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
 from kvloom.errors import ConfigError
-
-
-class Order(enum.Enum):
-    """Which unit goes first."""
-
-    HEAT = "heat"
-    """As in ``tiers.host``: an access counter that halves with every round of the clock."""
-    ROUNDS = "rounds"
-    """As in ``tiers.disk``: used longest ago, a hit counting like half a round of all units, four of them at most."""
+from kvloom.tiers.ledger.order import Order
 
 
 @dataclass(frozen=True, slots=True)
