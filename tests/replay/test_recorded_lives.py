@@ -52,12 +52,12 @@ ONLY_LOOK = {
     "now",
 }
 ONLY_LOOK_OF_SEQUENCES = {
-    *("block_table", "first_block", "num_blocks", "live_slot", "ranges", "books", "published_blocks", "belongs_to"),
+    *("block_table", "first_block", "num_blocks", "live_slot", "ranges", "published_blocks", "belongs_to"),
     *("require_usable", "check"),
 }
 WITHIN = {"namespace", "start", "tick", "release_slots"}
 """What the manager's own parts call."""
-WITHIN_SEQUENCES = {"lease", "plan_abandoned", "distrust", "keep_snapshot", "publish_stepped"}
+WITHIN_SEQUENCES = {"lease", "plan_abandoned", "distrust", "publish_stepped"}
 
 
 class Life(differential.Life):

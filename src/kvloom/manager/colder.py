@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvloom.core import calls
+from kvloom.core.child_table import find_checkpoint
 from kvloom.core.digests import prefix_digests
 from kvloom.core.fields import COL_BASE
 from kvloom.core.namespace import ExtraKey
-from kvloom.core.prefix_index import find_checkpoint
 from kvloom.manager.books import Books
 from kvloom.manager.inputs import grade_of
 from kvloom.manager.sequence import CachedSequence, require_own
