@@ -192,6 +192,7 @@ class Reader:
     def _deliver(self, job: _Job) -> None:
         """Check and deliver what arrives, until all has."""
         while job.awaits():
+            job.stop()  # it may let this thread rest; what was read is delivered all the same
             read = job.arrived.get()
             if read.piece.size is not None:
                 number = int(read.piece.which[0])
