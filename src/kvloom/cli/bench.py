@@ -323,7 +323,7 @@ def restore(
     only: Annotated[str, typer.Option(help="restore, decode, or all.")] = "all",
     paces: Annotated[
         str, typer.Option(help="Shares of a core that transfers beside a decode take, with commas between; 1: all.")
-    ] = "1,0.1",
+    ] = "1,0.05",
     steps: Annotated[int, typer.Option(help="Decode steps alone, and beside transfers, at least.", min=2)] = 120,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")

@@ -31,8 +31,9 @@ from kvloom.types import AnyArray, Grade, IntArray
 
 BEHIND = 10
 """Niceness of threads that store: nobody waits for them, and a decode step wants the processor."""
-PORTION = 4 << 20
-"""Bytes that a job reads at a time while it has to keep to its pace: a millisecond or two of one core."""
+PORTION = 16 << 20
+"""Bytes of a call of a tier while a job has to keep to its pace: some milliseconds of one core for a tier that does not
+ask ``stop`` on the way.  (Portions of 4 MiB from a disk cost twice the time per byte.)"""
 
 T = TypeVar("T")
 ASK_PATIENCE, TIER_PATIENCE = 2.0, 10.0

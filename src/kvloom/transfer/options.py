@@ -67,7 +67,7 @@ class TransferOptions:
     most_stores: int = 8
     most_prefetches: int = 16
     restoring: Restoring = Restoring.AUTO
-    pace: float = 0.1
+    pace: float = 0.05
 
     def __post_init__(self) -> None:
         for name in ("gpu_watermark", "host_mark", "pace"):
