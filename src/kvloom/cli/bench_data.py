@@ -85,11 +85,12 @@ def codec_sheet(rows: Sequence[CodecRow]) -> Sheet:
     sheet = Sheet(
         f"Cold forms with one thread, GB/s of uncompressed bytes; {DATA}",
         ("what", "dtype"),
-        ("bytes", "GB/s", "torch", "times as fast", "compression"),
+        ("bytes", "GB/s", "memcpy", "torch", "times as fast", "compression"),
     )
     for row in rows:
         peer = ("", "") if row.torch_gbps is None else (f"{row.torch_gbps:.2f}", f"{row.speedup:.1f}")
-        sheet.add(row.what, row.dtype, format_size(row.total_bytes), f"{row.gbps:.2f}", *peer, f"{row.compression:.2f}")
+        own = format_size(row.total_bytes), f"{row.gbps:.2f}", f"{row.memcpy_gbps:.2f}"
+        sheet.add(row.what, row.dtype, *own, *peer, f"{row.compression:.2f}")
     return sheet
 
 
