@@ -165,7 +165,7 @@ def data(
         typer.Option(help="On the disk to measure; a folder is made there and removed (default: for temporary files)."),
     ] = None,
     size: Annotated[str, typer.Option(help="Bytes of payload per cell, a multiple of 128MiB.")] = "512MiB",
-    repeats: Annotated[int, typer.Option(help="Turns of every side.", min=5)] = 5,
+    repeats: Annotated[int, typer.Option(help="Turns of every side.", min=5)] = 9,
     peer: Annotated[
         list[str] | None,
         typer.Option(help="vllm=PYTHON: its file system tier beside the disk store; the Python of its environment."),

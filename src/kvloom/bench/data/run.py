@@ -46,7 +46,7 @@ class Settings:
     """
 
     total: int = 512 << 20
-    repeats: int = 5
+    repeats: int = 9
     sizes: tuple[int, ...] = SIZES
 
     def __post_init__(self) -> None:
