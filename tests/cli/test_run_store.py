@@ -62,12 +62,15 @@ def test_a_new_process_resumes_from_disk(invoke, model_of, document: Path, tmp_p
 
     done = invoke(*asked, "--store-size", "64MiB")
     assert done.exit_code == 0, done.stderr
-    assert f"{second['document']['reused_tokens']:,} of them from disk" in done.stdout
-    assert " KiB from disk)" in done.stdout
-    assert f"store {store}, cap 64.0 MiB:" in done.stdout
-    assert "loaded " in done.stdout
-    assert "recurrent " in done.stdout
-    assert "stored 0 B" in done.stdout
+    assert f"{second['document']['reused_tokens']:,} of them restored (" in done.stdout
+    assert " KiB restored)" in done.stdout
+    lines = done.stdout.splitlines()
+    at = lines.index(f"store {store}, cap 64.0 MiB:")
+    assert lines[at + 1].startswith("  loaded ")
+    assert "recurrent " in lines[at + 1]
+    assert lines[at + 2] == "  stored 0 B"
+    assert (done.stdout.count("loaded "), done.stdout.count("stored ")) == (1, 1)
+    assert lines[-1].startswith("ways to the state of a prompt: ")
     with DiskStore.open(store) as opened:
         assert opened.contents().capacity == 64 << 20
     printed(invoke(*asked, "--json"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,13 +22,13 @@ from kvloom.manager import Manager
 from kvloom.manager.sequence import CachedSequence
 from kvloom.plan import Chain, CopyPlan, Limit, TransferPlan
 from kvloom.tiers.contract import HandsOn, Tier
-from kvloom.tiers.values import Places, Published, Result
+from kvloom.tiers.values import Places, Result
 from kvloom.transfer.arriving import Arrival, Ended, Timeline
 from kvloom.transfer.cooling import Cooling, Rewrites
 from kvloom.transfer.demotion import Demotion
 from kvloom.transfer.forms import Forms
 from kvloom.transfer.lanes import Job, Lane, Urgency
-from kvloom.transfer.link import ASK_PATIENCE, Link
+from kvloom.transfer.link import ASK_PATIENCE, Link, Stored
 from kvloom.transfer.loading import Load
 from kvloom.transfer.memory import SlotMemory
 from kvloom.transfer.offers import Offer, joined, kept_of, make_offer, objects_of
@@ -50,11 +50,12 @@ _LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """An end of a sequence that was kept resumable."""
+    """An end of a sequence that was kept resumable; ``exact``: for one that does not accept approximate state."""
 
     tokens: Int32Array
     salt: bytes
     extra_keys: tuple[ExtraKey, ...]
+    exact: bool
 
 
 class Hierarchy:
@@ -89,7 +90,7 @@ class Hierarchy:
         self.cooling: list[Cooling] = []
         self._after = [self._housekeeping(number) for number in range(len(self.links))]
         self._pending: OrderedDict[bytes, _End] = OrderedDict()
-        self._stores: deque[tuple[Link, TransferPlan, Job[Published]]] = deque()
+        self._stores: deque[tuple[Link, TransferPlan, Job[Stored]]] = deque()
         self._ahead: OrderedDict[bytes, tuple[Load, Grade]] = OrderedDict()
         self._late: list[Load] = []
         self._tails: set[tuple[int, int]] = set()
@@ -195,6 +196,13 @@ class Hierarchy:
         self._ahead[name] = load, floor
         self.stats.prefetched += 1
         return True
+
+    def ahead_of(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey]) -> dict[str, tuple[int, int]]:
+        """What a prefetch for a prompt brings, and how much of that is there: ``Load.objects``; empty without one."""
+        if len(tokens) < 2:
+            return {}
+        ahead = self._ahead.get(_name(self.manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)))
+        return {} if ahead is None else ahead[0].objects()
 
     def forget_ahead(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey]) -> None:
         """The prompt of a prefetch is not going to be opened."""
@@ -391,14 +399,16 @@ class Hierarchy:
             return
         self.collect()
         chain = self.manager.chain(tokens, salt=salt, extra_keys=extra_keys)
-        end = _End(tokens.copy(), salt, tuple(extra_keys))
+        end = _End(tokens.copy(), salt, tuple(extra_keys), sequence.floor > Grade.APPROXIMATE)
+        if not end.exact:
+            self._accept_lossy()
         for number, link in enumerate(self.links):
             if self._waits(number):
                 self._remember(chain, end)
             elif self.options.admission is Admission.ALWAYS or not number:
                 self._store_now(link, chain, end)
             elif sequence.reused:  # what was used again, and nothing that is new
-                again = _End(end.tokens[: sequence.reused], salt, end.extra_keys)
+                again = replace(end, tokens=end.tokens[: sequence.reused])
                 self._store_now(link, self.chain(again.tokens, salt, extra_keys), again)
         self._offload()
 
@@ -406,13 +416,19 @@ class Hierarchy:
         if not self._store(link, chain, end):
             link.stats.not_stored["busy"] += 1
 
+    def _accept_lossy(self) -> None:
+        """There are sessions that reuse approximate state, so it is worth keeping."""
+        for forms in (*(link.forms for link in self.links), *(cooling.forms for cooling in self.cooling)):
+            forms.lossy = True
+
     def _waits(self, number: int) -> bool:
         """Whether a tier gets ends only once the device fills: what does not outlive the process is no hurry."""
         return number == 0 and not self.links[0].tier.durable
 
     def _remember(self, chain: Chain, end: _End) -> None:
         name = _name(chain)
-        self._pending[name] = end
+        before = self._pending.get(name)
+        self._pending[name] = replace(end, exact=True) if before is not None and before.exact else end
         self._pending.move_to_end(name)
         if len(self._pending) > MOST_PENDING:
             self._pending.popitem(last=False)
@@ -431,14 +447,16 @@ class Hierarchy:
         """Begin to store the units of an end that a tier lacks; False when the lane has no room."""
         manager = self.manager
         self.settle()  # nothing is stored that is not there yet
-        stored = kept_of(link.find(manager.layout, chain).places, self.parts)
+        stored = kept_of(link.find(manager.layout, chain).places, self.parts, exact=end.exact)
+        behind = any(each is link for each, _, _ in self._stores)
         for floor in (Grade.CANONICAL, Grade.FAITHFUL, Grade.APPROXIMATE):
             plan = manager.plan_offload(chain.tokens, stored, salt=end.salt, extra_keys=end.extra_keys, floor=floor)
             if plan is None:
                 continue
             self._memory.settle()
             lanes = [each.reading for each in self.links]
-            job = link.store(partial(link.unit, manager.layout, chain, plan, lanes), self._after_store(link))
+            make = partial(link.unit, manager.layout, chain, plan, lanes, exact=end.exact, behind=behind)
+            job = link.store(make, self._after_store(link))
             if job is None:
                 manager.finish_store(plan)
                 return False
@@ -474,7 +492,7 @@ class Hierarchy:
                 self._stores.append((link, plan, job))
                 continue
             self.manager.finish_store(plan)
-            link.count_store(plan, job)
+            link.count_store(job)
         late, self._late = self._late, []
         for load in late:
             if load.done:
@@ -531,8 +549,8 @@ class Hierarchy:
                 break
         for link in self.links:
             link.close(max(0.0, ends - self._clock()))
-        for link, plan, job in self._stores:
-            link.count_store(plan, job)
+        for link, _, job in self._stores:
+            link.count_store(job)
 
     def _keep_for_good(self, number: int, link: Link, ends: float) -> None:
         """Store in the first tier that outlives the process what only the device and the tier before have."""

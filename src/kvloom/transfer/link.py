@@ -6,8 +6,9 @@ Nothing of a tier runs in the thread of the requests: whatever hangs or raises t
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from kvloom.tiers.values import Found, Need, NewObject, Places, Published, ReadR
 from kvloom.transfer.forms import Forms
 from kvloom.transfer.lanes import Job, Lane, State, Urgency
 from kvloom.transfer.memory import SlotMemory
+from kvloom.transfer.offers import kept_of, lacking
 from kvloom.transfer.options import ColdForm, TransferOptions
 from kvloom.transfer.parts import Parts
 from kvloom.transfer.progress import Piece, Progress, Way
@@ -40,6 +42,14 @@ ASK_PATIENCE, TIER_PATIENCE = 2.0, 10.0
 """Seconds that a question to a tier may take which no request waits for, and closing it."""
 _LOOK_S = 0.05
 _CODES = len(Result)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What a publication did, and the payload of what it brought, bytes by kind."""
+
+    published: Published
+    payload: Counter[str]
 
 
 class Link:
@@ -63,7 +73,6 @@ class Link:
         self._clock = clock
         self.hurried: Callable[[], bool] = lambda: False
         self.parts = Parts.of(spec)
-        self._slot_bytes = np.array([group.slot_bytes for group in spec.groups], dtype=np.int64)
         self._snapshots = np.array([group.is_snapshot for group in spec.groups], dtype=np.bool_)
         self.forms = Forms(tier.name, spec.groups, options.cold_form if tier.durable else ColdForm.NONE, self.parts)
         self.reading = lane(
@@ -223,21 +232,36 @@ class Link:
 
     # ---------------------------------------------------------------- storing
 
-    def store(self, make: Callable[[], Unit], after: Callable[[], None]) -> Job[Published] | None:
+    def store(self, make: Callable[[], Unit], after: Callable[[], None]) -> Job[Stored] | None:
         """Begin to publish what ``make`` makes; ``after`` runs in the lane when it is done.  None when it is full."""
 
-        def work(_job: Job[Published]) -> Generator[None, None, Published]:
+        def work(_job: Job[Stored]) -> Generator[None, None, Stored]:
             yield from ()  # a publication is one piece
             unit, begun = make(), self._clock()
             published = self.tier.publish(unit)
             self.forms.write.note(published.bytes_written, self._clock() - begun)
             after()
-            return published
+            return Stored(published, self._payload(unit))
 
         return self.writing.submit(Urgency.STORE, work)
 
-    def unit(self, layout: bytes, chain: Chain, plan: TransferPlan, gives_way_to: Sequence[Lane]) -> Unit:
-        """What ``plan`` stores, in the forms that pay; made by the lane that publishes it."""
+    def unit(
+        self,
+        layout: bytes,
+        chain: Chain,
+        plan: TransferPlan,
+        gives_way_to: Sequence[Lane],
+        *,
+        exact: bool = False,
+        behind: bool = False,
+    ) -> Unit:
+        """What ``plan`` stores, in the forms that pay, or in exact ones; made by the lane that publishes it.
+
+        ``behind``: others were being stored when it was planned, so the tier may have some of it by now.
+        """
+        if behind:
+            found = self._fitting(self.tier.lookup(self.parts.layout(layout), chain.digests, root=chain.root), chain)
+            plan = lacking(kept_of(found.places, self.parts, exact=exact), plan)
         patience = [_YIELDS_S]
 
         def reading(offset: int) -> Callable[[memoryview], None]:
@@ -247,7 +271,7 @@ class Link:
 
             return read
 
-        parts, segment, forms = self.parts, chain.segment, self.forms.for_unit(plan.group)
+        parts, segment, forms = self.parts, chain.segment, self.forms.for_unit(plan.group, exact=exact)
         count = parts.count[plan.group]
         offsets = slot_offsets(self._geometry, plan).tolist()
         items = zip(plan.row.tolist(), plan.group.tolist(), plan.column.tolist(), plan.grade.tolist(), strict=True)
@@ -282,18 +306,23 @@ class Link:
 
     # ---------------------------------------------------------------- counting
 
-    def count_load(self, group: AnyArray, results: Results) -> int:
-        """Enter what arrived and what did not; returns the bytes that arrived."""
+    def count_load(self, group: AnyArray, results: Results, payload: IntArray) -> None:
+        """Enter what arrived and what did not.  ``payload``: bytes of every object, as they were read."""
         good = results == Result.OK
         for code in results[~good].tolist():
             self.stats.failed[Result(code).name.lower()] += 1
-        names, counts = np.unique(group[good], return_counts=True)
-        for g, count in zip(names.tolist(), counts.tolist(), strict=True):
-            self.stats.objects_loaded[self._spec.groups[g].name] += count
-            self.stats.bytes_loaded[self._spec.groups[g].kind.name.lower()] += count * self._spec.groups[g].slot_bytes
-        return int(self._slot_bytes[group[good]].sum())
+        for g in np.unique(group[good]).tolist():
+            spec, mine = self._spec.groups[g], good & (group == g)
+            self.stats.objects_loaded[spec.name] += int(np.count_nonzero(mine))
+            self.stats.bytes_loaded[spec.kind.name.lower()] += int(payload[mine].sum())
 
-    def count_store(self, plan: TransferPlan, job: Job[Published]) -> None:
+    def _payload(self, unit: Unit) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for item in unit.objects:
+            found[self._spec.groups[item.group].kind.name.lower()] += item.size
+        return found
+
+    def count_store(self, job: Job[Stored]) -> None:
         """Enter how a publication ended, or that it did not."""
         if job.state is State.FAILED:
             self.stats.not_stored["failed"] += 1  # what it raised was told by the lane
@@ -301,13 +330,11 @@ class Link:
         done = job.result() if job.done else None
         if done is None:
             self.stats.not_stored["hung"] += 1
-        elif not done.stored:
-            self.stats.not_stored[done.outcome.value] += 1
+        elif not done.published.stored:
+            self.stats.not_stored[done.published.outcome.value] += 1
         else:
             self.stats.stores += 1
-            for g, count in zip(*np.unique(plan.group, return_counts=True), strict=True):
-                spec = self._spec.groups[int(g)]
-                self.stats.bytes_stored[spec.kind.name.lower()] += int(count) * spec.slot_bytes
+            self.stats.bytes_stored.update(done.payload)
 
 
 def copied_first(plan: TransferPlan, segment: int, snapshots: AnyArray) -> AnyArray:
