@@ -14,7 +14,7 @@ from tests.core.workshop import engine, ids, prompt_of, squeezed, view
 
 from kvloom.errors import CapacityError, InputError, SequenceError, UnsupportedError
 from kvloom.manager import CachedSequence
-from kvloom.manager.manager import Batch
+from kvloom.manager.decoding import Batch
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import Grade
 

@@ -142,7 +142,7 @@ def test_the_match_is_the_deepest_boundary_that_brute_force_finds(spec: ModelSpe
     found: set[Boundary] = set()
     for seed in range(60):
         tree = Tree(spec, seed)
-        tree.manager._namespaces.clear()
+        tree.manager.namespaces.by_name.clear()
         for limit in {tree.random.randint(0, len(tree.tokens) - 1) for _ in range(12)} | {len(tree.tokens) - 1}:
             depth, _ = walk(tree.arrays, tree.root, tree.tokens, limit, 0, path)
             assert path[: depth + 1].tolist() == tree.nodes[: depth + 1]

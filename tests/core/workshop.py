@@ -31,7 +31,7 @@ def engine(spec: ModelSpec, kib: int, **options: Any) -> ToyEngine:
 
 def cut_statically() -> AbstractContextManager[Any]:
     """While inside, new managers split their arenas statically, although pages could move in them."""
-    return patch("kvloom.manager.manager.plan_geometry", split_statically)
+    return patch("kvloom.manager.books.plan_geometry", split_statically)
 
 
 def split_engine(spec: ModelSpec, kib: int, **options: Any) -> ToyEngine:

@@ -117,7 +117,7 @@ def test_a_full_host_moves_what_is_coldest_on_to_disk(tmp_path: Path) -> None:
     assert world.cold.links[1].writing.close(60)
     stored = disk(tmp_path)
     for number, prompt in enumerate(prompts):
-        chain = world.manager.chain(np.array(prompt[:-1], dtype=np.int32))
+        chain = world.manager.colder.chain(np.array(prompt[:-1], dtype=np.int32))
         found = stored.lookup(world.manager.layout, chain.digests)
         assert not (found.boundary[-1] and number % 2), "what was used once is not on disk"
     stored.close()
@@ -159,6 +159,29 @@ def test_what_came_to_a_tier_after_the_prefetch_is_found_too() -> None:
     world.manager.evict(1 << 30)
     assert world.serve(prompt) == 49
     assert world.cold.stats.prefetch_used == 1
+    world.cold.close()
+
+
+def test_an_earlier_end_is_not_brought_once_a_later_one_is_here() -> None:
+    """Several turns end within one segment: the newest end is all that the next turn needs."""
+    world = World(FULL_WINDOW, 256 << 10, [HostStore(8 * MIB)], TransferOptions(gpu_watermark=0.001))
+    rng = random.Random(11)
+    past, end = draw(rng, 33), 0
+    for _ in range(2):
+        answer = draw(rng, 2)
+        world.serve(past, answer)
+        end = len(past) + 1
+        past = (*past, *answer[:-1], *draw(rng, 2))
+    assert end // world.manager.spec.segment_tokens == 33 // world.manager.spec.segment_tokens
+    world.settled()
+    world.manager.evict(1 << 30)
+    ids, before = np.array(past, dtype=np.int32), world.cold.stats.objects_loaded.total()
+    assert world.cold.prefetch(ids, b"", (), Grade.FAITHFUL)
+    brought = sum(brings for brings, _ in world.cold.ahead_of(ids, b"", ()).values())
+    assert world.serve(past) == end
+    assert world.cold.stats.objects_loaded.total() - before == brought > 0
+    assert world.cold.ahead_of(ids, b"", ()) == {}
+    world.settled()
     world.cold.close()
 
 

@@ -11,10 +11,10 @@ from kvloom.core.block_pool import hold, release
 from kvloom.core.eviction import take_or_evict
 from kvloom.core.fields import BLOCK_TOKENS, GRADE, RULE, RULE_SNAPSHOT
 from kvloom.core.page_table import FIRST, LAST, put, slot_at
+from kvloom.manager.books import Books
 from kvloom.manager.tickets import Copy
 
 if TYPE_CHECKING:
-    from kvloom.manager.manager import Manager
     from kvloom.verify.hit import VerifiedHit
 
 
@@ -26,18 +26,18 @@ class NoSlot(Exception):  # noqa: N818 - never leaves the manager
         self.group = group
 
 
-def require_room(manager: Manager, short: Callable[[], int]) -> None:
+def require_room(books: Books, short: Callable[[], int]) -> None:
     """Raise NoSlot when ``short`` names a group without room, even once what nobody reads is given back."""
     full = int(short())
-    if full >= 0 and manager.collect():
+    if full >= 0 and books.roster.collect():
         full = int(short())
     if full >= 0:
         raise NoSlot(full)
 
 
-def take(manager: Manager, row: int, g: int, block: int) -> int:
+def take(books: Books, row: int, g: int, block: int) -> int:
     """Take a slot for logical block ``block`` of ``row``; raises NoSlot."""
-    a, r = manager.arrays, manager.rows
+    a, r = books.arrays, books.rows
     s = int(take_or_evict(a, g))
     if s < 0:
         raise NoSlot(g)
@@ -46,12 +46,12 @@ def take(manager: Manager, row: int, g: int, block: int) -> int:
     return s
 
 
-def take_live(manager: Manager, row: int, snapshots: dict[int, int]) -> list[Copy]:
+def take_live(books: Books, row: int, snapshots: dict[int, int]) -> list[Copy]:
     """A live slot per snapshot group, filled from its snapshot or with zeros."""
-    a = manager.arrays
+    a = books.arrays
     copies = []
     for g in np.flatnonzero(a.group[:, RULE] == RULE_SNAPSHOT).tolist():
-        live = take(manager, row, g, 0)
+        live = take(books, row, g, 0)
         source = snapshots.get(g, -1)
         if source >= 0:
             a.slot[live, GRADE] = a.slot[source, GRADE]
@@ -60,7 +60,7 @@ def take_live(manager: Manager, row: int, snapshots: dict[int, int]) -> list[Cop
 
 
 def own_checkpoint_blocks(
-    manager: Manager, row: int, hit: VerifiedHit, replaced: list[tuple[int, int]]
+    books: Books, row: int, hit: VerifiedHit, replaced: list[tuple[int, int]]
 ) -> tuple[list[Copy], list[int]]:
     """Private copies of the blocks that a checkpoint owns: the sequence goes on writing and publishes them itself.
 
@@ -68,11 +68,11 @@ def own_checkpoint_blocks(
     """
     if hit.checkpoint < 0:
         return [], []
-    a, r = manager.arrays, manager.rows
+    a, r = books.arrays, books.rows
     copies, ready = [], []
     for g in np.flatnonzero(a.group[:, RULE] != RULE_SNAPSHOT).tolist():
         size = int(a.group[g, BLOCK_TOKENS])
-        origin = hit.depth * manager.spec.segment_tokens // size
+        origin = hit.depth * books.spec.segment_tokens // size
         for block in range(max(origin, int(r.span[row, g, FIRST])), int(r.span[row, g, LAST])):
             shared = int(slot_at(a, r, row, g, block))
             hold(a, g, shared)

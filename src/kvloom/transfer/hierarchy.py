@@ -136,7 +136,7 @@ class Hierarchy:
         self.limits = []
         if len(tokens) < 2:
             return
-        chain = self.manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)
+        chain = self.manager.colder.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)
         ends = self._clock() + self.options.load_deadline_s
         if not self.take_ahead(chain, floor):
             return
@@ -177,7 +177,7 @@ class Hierarchy:
         self.collect()
         if len(tokens) < 2:
             return False
-        chain = self.manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)
+        chain = self.manager.colder.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)
         name = _name(chain)
         if name in self._ahead:
             if self._ahead[name][1] >= floor:
@@ -201,14 +201,14 @@ class Hierarchy:
         """What a prefetch for a prompt brings, and how much of that is there: ``Load.objects``; empty without one."""
         if len(tokens) < 2:
             return {}
-        ahead = self._ahead.get(_name(self.manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)))
+        ahead = self._ahead.get(_name(self.manager.colder.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)))
         return {} if ahead is None else ahead[0].objects()
 
     def forget_ahead(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey]) -> None:
         """The prompt of a prefetch is not going to be opened."""
         if len(tokens) < 2:
             return
-        self._give_up_ahead(_name(self.manager.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)))
+        self._give_up_ahead(_name(self.manager.colder.chain(tokens[:-1], salt=salt, extra_keys=extra_keys)))
 
     def forget_all_ahead(self) -> None:
         """No prompt of a prefetch is going to be opened."""
@@ -234,7 +234,13 @@ class Hierarchy:
         waits = way.urgency is Urgency.LOAD
         patience = self.options.load_deadline_s if waits and way.within is None else way.within or ASK_PATIENCE
         found = self.find(chain, patience)
-        for end in self.ends_within(chain, salt, extra_keys):
+        ends = self.ends_within(chain, salt, extra_keys)
+        here = 0
+        if ends:  # one that the device goes beyond is of no use
+            here = self.manager.colder.survey(chain.tokens, salt=salt, extra_keys=extra_keys, floor=floor).reused
+        for end in ends:
+            if len(end.tokens) <= here:
+                break
             shorter = self.find(end, patience)
             load = self._plan(end, make_offer(shorter, floor, self.parts), salt, extra_keys, floor, way)
             if load is not None:
@@ -254,7 +260,7 @@ class Hierarchy:
         if not len(offer):
             return None
         manager = self.manager
-        plan = manager.plan_load(chain.tokens, offer.stored, salt=salt, extra_keys=extra_keys, floor=floor)
+        plan = manager.colder.plan_load(chain.tokens, offer.stored, salt=salt, extra_keys=extra_keys, floor=floor)
         if plan is None:
             return None
         return Load.begin(manager, self.links, chain, plan, offer, way, self.options.prefetch_window)
@@ -271,7 +277,7 @@ class Hierarchy:
 
     def chain(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey]) -> Chain:
         """The names of tokens."""
-        return self.manager.chain(tokens, salt=salt, extra_keys=extra_keys)
+        return self.manager.colder.chain(tokens, salt=salt, extra_keys=extra_keys)
 
     def ends_within(self, chain: Chain, salt: bytes, extra_keys: Sequence[ExtraKey]) -> list[Chain]:
         """Chains that stop at ends within the one that was just found, which a tier may know; the longest first."""
@@ -328,7 +334,7 @@ class Hierarchy:
             return False
         arrival.timeline.opened = self._clock()
         self.arriving, self.timeline = arrival, arrival.timeline  # before anybody can see what is not there
-        self.manager.begin_arriving(load.plan)
+        self.manager.colder.begin_arriving(load.plan)
         self.stats.layered += 1
         return True
 
@@ -364,7 +370,7 @@ class Hierarchy:
         if not load.done:
             # A late write may still land in its slots: they stay held, but nobody reads them.
             load.cancel(late=True)
-            self.manager.withdraw(load.plan, arrival.nothing)
+            self.manager.colder.withdraw(load.plan, arrival.nothing)
             self._late.append(load)
             self.stats.late += 1
         elif not load.finish(self.manager).any():
@@ -384,7 +390,7 @@ class Hierarchy:
             if places is not None and (places.entries["grade"] < int(floor)).any():
                 names: dict[str, Any] = {"salt": salt, "extra_keys": extra_keys, "floor": floor}
                 stored, tier = objects_of(places, self.parts), link.tier.name
-                limits = self.manager.explain_load(chain.tokens, stored, tier=tier, **names)
+                limits = self.manager.colder.explain_load(chain.tokens, stored, tier=tier, **names)
                 self.limits += [limit for limit in limits if limit not in self.limits]
 
     # ---------------------------------------------------------------- storing
@@ -398,7 +404,7 @@ class Hierarchy:
         if not len(tokens):
             return
         self.collect()
-        chain = self.manager.chain(tokens, salt=salt, extra_keys=extra_keys)
+        chain = self.manager.colder.chain(tokens, salt=salt, extra_keys=extra_keys)
         end = _End(tokens.copy(), salt, tuple(extra_keys), sequence.floor > Grade.APPROXIMATE)
         if not end.exact:
             self._accept_lossy()
@@ -438,7 +444,7 @@ class Hierarchy:
         """Copy the ends used longest ago to the nearest tier, while the device is fuller than it should be."""
         while self._pending and self.arriving is None and self.manager.fill() >= self.options.gpu_watermark:
             name, end = next(iter(self._pending.items()))
-            chain = self.manager.chain(end.tokens, salt=end.salt, extra_keys=end.extra_keys)
+            chain = self.manager.colder.chain(end.tokens, salt=end.salt, extra_keys=end.extra_keys)
             if not self._store(self.links[0], chain, end):
                 return  # the lane is full: later
             del self._pending[name]
@@ -450,7 +456,9 @@ class Hierarchy:
         stored = kept_of(link.find(manager.layout, chain).places, self.parts, exact=end.exact)
         behind = any(each is link for each, _, _ in self._stores)
         for floor in (Grade.CANONICAL, Grade.FAITHFUL, Grade.APPROXIMATE):
-            plan = manager.plan_offload(chain.tokens, stored, salt=end.salt, extra_keys=end.extra_keys, floor=floor)
+            plan = manager.colder.plan_offload(
+                chain.tokens, stored, salt=end.salt, extra_keys=end.extra_keys, floor=floor
+            )
             if plan is None:
                 continue
             self._memory.settle()
@@ -458,7 +466,7 @@ class Hierarchy:
             make = partial(link.unit, manager.layout, chain, plan, lanes, exact=end.exact, behind=behind)
             job = link.store(make, self._after_store(link))
             if job is None:
-                manager.finish_store(plan)
+                manager.colder.finish_store(plan)
                 return False
             self._stores.append((link, plan, job))
             stored = joined(stored, plan)
@@ -491,7 +499,7 @@ class Hierarchy:
             if not job.done:
                 self._stores.append((link, plan, job))
                 continue
-            self.manager.finish_store(plan)
+            self.manager.colder.finish_store(plan)
             link.count_store(job)
         late, self._late = self._late, []
         for load in late:
@@ -555,7 +563,7 @@ class Hierarchy:
     def _keep_for_good(self, number: int, link: Link, ends: float) -> None:
         """Store in the first tier that outlives the process what only the device and the tier before have."""
         for end in self._pending.values():
-            chain = self.manager.chain(end.tokens, salt=end.salt, extra_keys=end.extra_keys)
+            chain = self.manager.colder.chain(end.tokens, salt=end.salt, extra_keys=end.extra_keys)
             while not self._store(link, chain, end) and self.flush(ends - self._clock()):
                 pass
         self.flush(ends - self._clock())

@@ -53,7 +53,7 @@ class Load:
 
     Attributes:
         chain: of the prompt.
-        plan: its slots are held, and nobody sees what lies there, until ``finish`` (or ``Manager.begin_arriving``).
+        plan: its slots are held, and nobody sees what lies there, until ``finish`` (or ``ColderTiers.begin_arriving``).
         stages: in which its records come.
         bringing: by tier.
     """
@@ -188,7 +188,7 @@ class Load:
         try:
             results = self.results()
         finally:
-            manager.finish_load(self.plan, results == Result.OK)
+            manager.colder.finish_load(self.plan, results == Result.OK)
         return results
 
     def touch(self, layout: bytes) -> None:

@@ -107,10 +107,14 @@ class Recoverer:
         names, ids = (salt, tuple(extra_keys)), np.ascontiguousarray(tokens[:-1])
         chains: Sequence[Chain | None] = [None] if self._source is None else self._source.begin(ids, *names, floor)
         passage: Passage | None = None
+        here = 0
         for chain in chains:  # ends of earlier turns within the prompt first; the last one is all of it
+            if chain is not None and len(chain.tokens) <= here:
+                continue  # the device goes beyond it
             passage = self._along(chain, ids if chain is None else chain.tokens, names, floor)
             if passage.choice.way is not Way.RECOMPUTE and not passage.given_up:
                 break
+            here = max(here, passage.choice.options[0].position)
         assert passage is not None
         passage.seconds = self.clock() - began
         return passage
@@ -121,7 +125,7 @@ class Recoverer:
         passage: Passage | None = None
         for _ in range(_TRIES):
             tiers = () if self._source is None or chain is None else self._source.find(chain)
-            survey = self._engine.manager.survey(ids, tiers, salt=salt, extra_keys=keys, floor=floor)
+            survey = self._engine.manager.colder.survey(ids, tiers, salt=salt, extra_keys=keys, floor=floor)
             choice = self.recovery.choose(survey, self.forced)
             if passage is None and self._source is not None:
                 self._source.note_limits(*names, floor)
@@ -189,10 +193,12 @@ class Recoverer:
         stored = joined(tiers[: option.reach.tiers], -(-option.position // manager.spec.segment_tokens))
         tokens = ids[: option.position]
         if option.span is None:
-            plan = manager.plan_load(tokens, stored, salt=salt, extra_keys=keys, floor=floor)
+            plan = manager.colder.plan_load(tokens, stored, salt=salt, extra_keys=keys, floor=floor)
             self._open = None if plan is None else (plan, np.zeros(len(plan), dtype=np.bool_))
         else:
-            self._open = manager.plan_replay(tokens, stored, option.grade, salt=salt, extra_keys=keys, floor=floor)
+            self._open = manager.colder.plan_replay(
+                tokens, stored, option.grade, salt=salt, extra_keys=keys, floor=floor
+            )
 
     @whole
     def _finish(self, good: npt.NDArray[np.bool_]) -> None:
@@ -201,7 +207,7 @@ class Recoverer:
             (plan, _), self._open = self._open, None
             if self._source is not None and self._source.taken is plan:
                 return
-            self._engine.manager.finish_load(plan, good if len(good) else np.zeros(len(plan), dtype=np.bool_))
+            self._engine.manager.colder.finish_load(plan, good if len(good) else np.zeros(len(plan), dtype=np.bool_))
 
     def _replay(
         self, option: Option, tokens: Int32Array, plan: TransferPlan, made: npt.NDArray[np.bool_]

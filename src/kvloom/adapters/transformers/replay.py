@@ -103,7 +103,7 @@ class Replayer:
             raise UnsupportedError("the model is in training mode, so its state is random; call model.eval() first")
         if not span or span.position != plan.position or len(tokens) < plan.position:
             raise InputError(f"a replay for {plan.position} needs a span that ends there, and its tokens; not {span}")
-        kept = engine.manager.prefix_slots(plan)
+        kept = engine.manager.colder.prefix_slots(plan)
         if any(len(kept[g]) for g in np.unique(plan.group[wanted]).tolist()):
             raise InputError("a replay makes windows and tails; what else is missing must be loaded")
         state = _ReplayState(engine, kept, span)

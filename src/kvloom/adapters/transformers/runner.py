@@ -189,7 +189,7 @@ class Runner:
         cold, segment = self.engine.cold, self.engine.spec.segment_tokens
         ends = end // segment > self.flight.start // segment
         arriving = ends and cold is not None and cold.arriving is not None
-        if cold is not None and arriving and self.engine.manager.may_take_over(self.sequence):
+        if cold is not None and arriving and self.engine.manager.colder.may_take_over(self.sequence):
             cold.settle()  # the commit may take what another session waits for in place of an equal block of its own
         self.flight.start = self.flight.end = -1
         self.engine.run(self.sequence.commit(self.claim))
