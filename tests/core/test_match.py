@@ -16,7 +16,8 @@ from kvloom.core.block_pool import release, take_slot
 from kvloom.core.fields import COL_BASE, COLUMNS, GRADE, NTOKENS, SLOT_BASE
 from kvloom.core.hybrid_match import best_boundary, first_bad_group, walk
 from kvloom.core.lifecycle import READY, move
-from kvloom.core.prefix_index import adopt, drop_anchor, new_node, refresh_spine, take_node
+from kvloom.core.objects import adopt, refresh_spine
+from kvloom.core.prefix_index import drop_anchor, new_node, take_node
 from kvloom.manager import Manager
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import Kind

@@ -15,6 +15,7 @@ from tests.core.worlds import WORLDS, World
 from kvloom.core.fields import STATE
 from kvloom.core.lifecycle import LOADING
 from kvloom.errors import CapacityError
+from kvloom.plan import StoredObjects
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import Grade
 
@@ -228,6 +229,39 @@ def test_more_segments_than_the_index_has_places() -> None:
     assert store is not None
     e.manager.colder.finish_store(store)
     sequence.close()
+    e.manager.check_integrity()
+
+
+@pytest.mark.parametrize("spec", HYBRIDS, ids=lambda s: s.name)
+@pytest.mark.parametrize("answer", [0, 1, 5])
+def test_one_question_plans_what_a_question_for_every_grade_does(spec: ModelSpec, answer: int) -> None:
+    e = engine(spec, 400)
+    prompt = prompt_of(3 * spec.segment_tokens + 3)
+    sequence = e.open(prompt)
+    e.prefill(sequence, prompt[: 2 * spec.segment_tokens])
+    for token in prompt[2 * spec.segment_tokens : 2 * spec.segment_tokens + answer]:
+        e.step(sequence, [token])
+    e.finish(sequence.checkpoint())
+    colder, tokens = e.manager.colder, sequence.tokens
+    expected, have = [], NOTHING
+    for floor in (Grade.CANONICAL, Grade.FAITHFUL, Grade.APPROXIMATE):
+        plan = colder.plan_offload(tokens, have, floor=floor)
+        if plan is not None:
+            expected.append(plan)
+            names = ("row", "group", "column", "grade")
+            have = StoredObjects(*(np.concatenate([getattr(have, n), getattr(plan, n)]) for n in names))
+    plans = colder.plan_units(tokens, NOTHING)
+    assert [plan.position for plan in plans] == [plan.position for plan in expected]
+    assert len(plans) == (1 if answer == 0 else 2)
+    for plan, other in zip(plans, expected, strict=True):
+        for name in ("row", "group", "column", "slot", "grade", "needs"):
+            assert np.array_equal(getattr(plan, name), getattr(other, name)), name
+    assert colder.plan_units(tokens, have) == (), "the tier has all of it"
+    assert colder.plan_units(tokens, NOTHING, salt=b"nobody") == ()
+    for plan in (*plans, *expected):
+        colder.finish_store(plan)
+    sequence.close()
+    assert held(e.manager) == 0
     e.manager.check_integrity()
 
 

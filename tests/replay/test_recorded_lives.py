@@ -35,7 +35,7 @@ TOLD = {"open", "complete", "abandon", "batch", "step", "finish", "evict", "clea
 TOLD_OF_SEQUENCES = {"append", "commit", "rollback", "checkpoint", "fork", "close"}
 REFUSED = {
     *("plan_load", "plan_replay", "finish_load", "begin_arriving", "withdraw"),
-    *("plan_offload", "finish_store"),
+    *("plan_offload", "plan_units", "finish_store"),
 }
 """What a watched manager does not do about colder tiers."""
 ONLY_LOOK_AT_COLDER = {"chain", "may_take_over", "survey", "prefix_slots", "explain_load"}
@@ -52,12 +52,12 @@ ONLY_LOOK = {
     "now",
 }
 ONLY_LOOK_OF_SEQUENCES = {
-    *("block_table", "first_block", "num_blocks", "live_slot", "ranges", "books", "published_blocks", "belongs_to"),
+    *("block_table", "first_block", "num_blocks", "live_slot", "ranges", "published_blocks", "belongs_to"),
     *("require_usable", "check"),
 }
 WITHIN = {"namespace", "start", "tick", "release_slots"}
 """What the manager's own parts call."""
-WITHIN_SEQUENCES = {"lease", "plan_abandoned", "distrust", "keep_snapshot", "publish_stepped"}
+WITHIN_SEQUENCES = {"lease", "plan_abandoned", "distrust", "publish_stepped"}
 
 
 class Life(differential.Life):
@@ -172,6 +172,7 @@ def test_what_goes_to_a_store_is_refused(tmp_path: Path) -> None:
         for calls in (
             lambda m: m.colder.plan_load(np.array([1, 2, 3], np.int32), nothing),
             lambda m: m.colder.plan_offload(np.array([1, 2, 3], np.int32), nothing),
+            lambda m: m.colder.plan_units(np.array([1, 2, 3], np.int32), nothing),
         ):
             assert calls(plain) is None
             with pytest.raises(UnsupportedError, match="cannot be recorded"):

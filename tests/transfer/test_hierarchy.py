@@ -90,7 +90,7 @@ def test_closing_brings_what_only_memory_has_to_disk(tmp_path: Path) -> None:
     world = World(FULL_WINDOW, 1 * MIB, [HostStore(8 * MIB), disk(tmp_path)], options)
     world.serve(offloaded)
     world.settled()
-    world.cold.options = TransferOptions(gpu_watermark=1.0, admission=Admission.REUSED)
+    world.cold.ground.options = TransferOptions(gpu_watermark=1.0, admission=Admission.REUSED)
     world.serve(on_device)
     assert world.cold.stats.tiers["disk"].stores == 0
     world.cold.close()
@@ -243,7 +243,7 @@ class Life:
 
     def end(self) -> None:
         self.world.settled()
-        self.world.cold._drop_ahead()
+        self.world.cold.forget_all_ahead()
         self.world.settled()
         assert self.world.manager.in_use() == 0
         self.world.cold.close()

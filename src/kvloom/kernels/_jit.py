@@ -16,8 +16,13 @@ def compiled(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """Like ``compiled``, for steps of loops: what is constant in a call becomes constant in the loop."""
+    """Like ``compiled``, for steps of loops: there is no call left."""
     return _compile(function, forceinline=True)
+
+
+def expanded(function: F) -> F:
+    """Like ``inlined``, but before anything is optimised: what is constant in a call is constant in its loops."""
+    return _compile(function, inline="always")
 
 
 def _compile(function: F, **options: Any) -> F:

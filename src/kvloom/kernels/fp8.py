@@ -21,11 +21,11 @@ import numpy as np
 from numba.core import types
 from numba.extending import intrinsic
 
-from kvloom.kernels._jit import compiled, inlined
+from kvloom.kernels._jit import compiled, expanded, inlined
 from kvloom.types import AnyArray
 
-_BLOCK, _AHEAD = 128, 128
-_H, _U = np.uint16, np.uint32
+_BLOCK, _AHEAD = 128, 32
+_U = np.uint32
 
 
 def _emit_float(_typing: Any, _bits: Any) -> Any:
@@ -46,17 +46,23 @@ def _emit_bits(_typing: Any, _value: Any) -> Any:
     return types.uint32(types.float32), generate
 
 
+def _emit_prefetch(_typing: Any, _address: Any) -> Any:
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        from llvmlite import ir
+
+        pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+        hints = (ir.Constant(number, value) for value in (0, 3, 1))  # to read, into the nearest cache, data
+        builder.call(function, [builder.inttoptr(args[0], pointer), *hints])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
+
+
 _float = cast("Callable[[Any], Any]", intrinsic(_emit_float))
 _bits = cast("Callable[[Any], Any]", intrinsic(_emit_bits))
-
-
-@inlined
-def _exponent(largest: Any, lowest: int) -> Any:
-    """Of the scale of a block whose largest magnitude has these float32 bits: above 1.75 * 2**8 it is one more."""
-    exponent: Any = np.int64(largest >> _U(23)) - 127 - 8
-    if (largest & _U(0x7FFFFF)) > _U(0x600000):
-        exponent += 1
-    return max(exponent, lowest)
+_prefetch = cast("Callable[[int], None]", intrinsic(_emit_prefetch))
 
 
 @inlined
@@ -85,133 +91,94 @@ def _code(bits: Any, inverse: Any) -> Any:
 
 
 @inlined
-def _extremes_16(x: AnyArray, count: int) -> Any:
+def _widened(bits: Any, mantissa: int) -> Any:
+    """The float32 bits of an element."""
+    if mantissa == 10:
+        return _half(_U(bits) & _U(0x7FFF)) | (_U(bits) & _U(0x8000)) << _U(16)
+    return _U(bits) << _U(23 - mantissa)
+
+
+@expanded
+def _extremes(x: AnyArray, count: int, word: Any, most: int) -> Any:
     """The largest and the least magnitude of ``x[:count]``, as bits."""
-    largest, least = _H(0), _H(0x7FFF)
+    largest, least = word(0), word(most)
     for i in range(count):
-        m = _H(x[i] & _H(0x7FFF))
+        m = word(x[i] & word(most))
         largest, least = max(largest, m), min(least, m)
     return largest, least
 
 
-@inlined
-def _extremes_32(x: AnyArray, count: int) -> Any:
-    largest, least = _U(0), _U(0x7FFFFFFF)
-    for i in range(count):
-        m = _U(x[i] & _U(0x7FFFFFFF))
-        largest, least = max(largest, m), min(least, m)
-    return largest, least
+@expanded
+def _round(x: AnyArray, out: AnyArray, shift: Any, word: Any, width: int, drop: int) -> None:
+    """A whole block whose codes are all normal: ``drop`` bits are rounded off, to the nearest, ties to even.
 
-
-@inlined
-def _round_16(x: AnyArray, out: AnyArray, drop: int, bias: Any) -> None:
-    """A whole block whose codes are all normal: round ``drop`` bits off, to the nearest, ties to even, and rebias."""
-    d, half, b = _H(drop), _H((1 << (drop - 1)) - 1), _H(bias)
+    ``shift``: what rebiases the exponent, and half of the last bit that stays.  The sign bit is above all carries.
+    """
     for i in range(_BLOCK):
-        m = _H(x[i] & _H(0x7FFF))
-        rounded = _H(_H(m + half) + _H(_H(m >> d) & _H(1)))
-        out[i] = np.uint8(_H(_H(rounded >> d) - b) | _H(_H(x[i] >> _H(8)) & _H(0x80)))
+        rounded = word(word(x[i] + shift) + word(word(x[i] >> word(drop)) & word(1)))
+        out[i] = np.uint8(word(word(rounded >> word(drop)) & word(0x7F)) | word(word(rounded >> word(width - 8)) & word(0x80)))
 
 
-@inlined
-def _round_32(x: AnyArray, out: AnyArray, drop: int, bias: Any) -> None:
-    d, half, b = _U(drop), _U((1 << (drop - 1)) - 1), _U(bias)
-    for i in range(_BLOCK):
-        m = _U(x[i] & _U(0x7FFFFFFF))
-        rounded = _U(_U(m + half) + _U(_U(m >> d) & _U(1)))
-        out[i] = np.uint8(_U(_U(rounded >> d) - b) | _U(_U(x[i] >> _U(24)) & _U(0x80)))
+# Largest magnitudes first, for as many blocks as stay in the nearest cache: twice as fast as block by block, since no
+# block waits for its own; and while these are rounded the next ones are fetched.  A whole block with normal codes only,
+# the usual case, needs integers only; others go by way of floats.
 
 
-# Largest magnitudes first, for as many blocks as stay in the nearest cache: twice as fast as block by block.  A whole
-# block with normal codes only, the usual case, needs integers only; others go by way of floats.
+@expanded
+def _quantise(
+    source: AnyArray, codes: AnyArray, scales: AnyArray, word: Any, width: int, mantissa: int, bias: int, lowest: int
+) -> bool:
+    """``source`` ``word`` [n], bits; ``codes`` uint8 [n]; ``scales`` uint8 [blocks].  False: not all finite, give up.
+
+    An element has ``width`` bits, ``mantissa`` of them behind an exponent with this ``bias``.
+    """
+    most, drop = (1 << (width - 1)) - 1, mantissa - 3
+    shifts = np.empty(_AHEAD, word)  # of blocks that _round takes, which is never 0
+    for first in range(0, len(scales), _AHEAD):
+        last = min(first + _AHEAD, len(scales))
+        worst = word(0)
+        for block in range(first, last):
+            x = source[block * _BLOCK : (block + 1) * _BLOCK]
+            whole = len(x) == _BLOCK
+            largest, least = _extremes(x, _BLOCK, word, most) if whole else _extremes(x, len(x), word, most)
+            worst = max(worst, largest)
+            exponent = np.int64(largest >> word(mantissa)) - bias - 8
+            if (largest & word((1 << mantissa) - 1)) > word(3 << (mantissa - 2)):
+                exponent += 1  # above 1.75 * 2**8
+            exponent = max(exponent, lowest)
+            scales[block] = np.uint8(exponent + 127)
+            plain = whole and np.int64(least) >= max(1, exponent + bias - 6) << mantissa
+            shift = (1 << (drop - 1)) - 1 - ((exponent + bias - 7) << mantissa)
+            shifts[block - first] = word(shift) if plain else word(0)
+        if worst > word(most - (1 << mantissa)):
+            return False
+        for block in range(first, last):
+            x, out = source[block * _BLOCK : (block + 1) * _BLOCK], codes[block * _BLOCK : (block + 1) * _BLOCK]
+            shift = shifts[block - first]
+            if shift != word(0):
+                for line in range(_BLOCK * width // 512):
+                    _prefetch(source.ctypes.data + (block + _AHEAD) * (_BLOCK * width // 8) + line * 64)
+                _round(x, out, shift, word, width, drop)
+                continue
+            inverse = _inverse(np.int64(scales[block]) - 127)
+            for i in range(len(x)):
+                out[i] = _code(_widened(x[i], mantissa), inverse)
+    return True
 
 
 @compiled
 def _quantise_bfloat16(source: AnyArray, codes: AnyArray, scales: AnyArray) -> bool:
-    """``source`` uint16 [n], bits; ``codes`` uint8 [n]; ``scales`` uint8 [blocks].  False: not all finite, give up."""
-    plain = np.empty(_AHEAD, np.bool_)
-    for first in range(0, len(scales), _AHEAD):
-        last = min(first + _AHEAD, len(scales))
-        worst = _H(0)
-        for block in range(first, last):
-            x = source[block * _BLOCK : (block + 1) * _BLOCK]
-            whole = len(x) == _BLOCK
-            largest, least = _extremes_16(x, _BLOCK) if whole else _extremes_16(x, len(x))
-            worst = max(worst, largest)
-            exponent = _exponent(_U(largest) << _U(16), -124)
-            scales[block] = np.uint8(exponent + 127)
-            plain[block - first] = whole and np.int64(least) >= max(1, 121 + exponent) << 7
-        if worst >= _H(0x7F80):
-            return False
-        for block in range(first, last):
-            x, out = source[block * _BLOCK : (block + 1) * _BLOCK], codes[block * _BLOCK : (block + 1) * _BLOCK]
-            exponent = np.int64(scales[block]) - 127
-            if plain[block - first]:
-                _round_16(x, out, 4, (120 + exponent) << 3)
-                continue
-            inverse = _inverse(exponent)
-            for i in range(len(x)):
-                out[i] = _code(_U(x[i]) << _U(16), inverse)
-    return True
+    return _quantise(source, codes, scales, np.uint16, 16, 7, 127, -124)
 
 
 @compiled
 def _quantise_float16(source: AnyArray, codes: AnyArray, scales: AnyArray) -> bool:
-    """Like ``_quantise_bfloat16``."""
-    plain = np.empty(_AHEAD, np.bool_)
-    for first in range(0, len(scales), _AHEAD):
-        last = min(first + _AHEAD, len(scales))
-        worst = _H(0)
-        for block in range(first, last):
-            x = source[block * _BLOCK : (block + 1) * _BLOCK]
-            whole = len(x) == _BLOCK
-            largest, least = _extremes_16(x, _BLOCK) if whole else _extremes_16(x, len(x))
-            worst = max(worst, largest)
-            exponent = _exponent(_half(_U(largest)), -15)
-            scales[block] = np.uint8(exponent + 127)
-            plain[block - first] = whole and np.int64(least) >= max(1, 9 + exponent) << 10
-        if worst >= _H(0x7C00):
-            return False
-        for block in range(first, last):
-            x, out = source[block * _BLOCK : (block + 1) * _BLOCK], codes[block * _BLOCK : (block + 1) * _BLOCK]
-            exponent = np.int64(scales[block]) - 127
-            if plain[block - first]:
-                _round_16(x, out, 7, (8 + exponent) << 3)
-                continue
-            inverse = _inverse(exponent)
-            for i in range(len(x)):
-                sign = (_U(x[i]) & _U(0x8000)) << _U(16)
-                out[i] = _code(_half(_U(x[i]) & _U(0x7FFF)) | sign, inverse)
-    return True
+    return _quantise(source, codes, scales, np.uint16, 16, 10, 15, -15)
 
 
 @compiled
 def _quantise_float32(source: AnyArray, codes: AnyArray, scales: AnyArray) -> bool:
-    """Like ``_quantise_bfloat16``, with ``source`` uint32."""
-    plain = np.empty(_AHEAD, np.bool_)
-    for first in range(0, len(scales), _AHEAD):
-        last = min(first + _AHEAD, len(scales))
-        worst = _U(0)
-        for block in range(first, last):
-            x = source[block * _BLOCK : (block + 1) * _BLOCK]
-            whole = len(x) == _BLOCK
-            largest, least = _extremes_32(x, _BLOCK) if whole else _extremes_32(x, len(x))
-            worst = max(worst, largest)
-            exponent = _exponent(largest, -126)
-            scales[block] = np.uint8(exponent + 127)
-            plain[block - first] = whole and np.int64(least) >= max(1, 121 + exponent) << 23
-        if worst >= _U(0x7F800000):
-            return False
-        for block in range(first, last):
-            x, out = source[block * _BLOCK : (block + 1) * _BLOCK], codes[block * _BLOCK : (block + 1) * _BLOCK]
-            exponent = np.int64(scales[block]) - 127
-            if plain[block - first]:
-                _round_32(x, out, 20, (120 + exponent) << 3)
-                continue
-            inverse = _inverse(exponent)
-            for i in range(len(x)):
-                out[i] = _code(x[i], inverse)
-    return True
+    return _quantise(source, codes, scales, np.uint32, 32, 23, 127, -126)
 
 
 @inlined

@@ -5,8 +5,8 @@ A request goes down through the folder, and a module imports only what stands be
 * ``watched`` tells each call and what came of it (``events``); ``warmup`` makes them all once.
 * ``manager`` is the door.
 * Its rooms: ``decoding`` steps whole batches, ``colder`` is all about colder tiers (``surveys``).
-* ``sequence`` is one running request: ``leasing`` takes what it holds, ``explain`` says why its hit was not longer,
-  ``ranges`` as what its tokens exist.
+* ``sequence`` is one running request: ``leasing`` takes what it holds, ``keeping`` what is kept of its end, ``explain``
+  says why its hit was not longer, ``ranges`` as what its tokens exist.
 * ``books`` is what all of these work on: ``namespaces``, the ``roster`` of who runs, ``tickets`` and ``transfers`` in
   flight, the ``capacity`` that is left.
 

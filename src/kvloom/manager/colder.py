@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from kvloom.core import calls
+from kvloom.core.child_table import find_checkpoint
 from kvloom.core.digests import prefix_digests
 from kvloom.core.fields import COL_BASE
 from kvloom.core.namespace import ExtraKey
-from kvloom.core.prefix_index import find_checkpoint
 from kvloom.manager.books import Books
 from kvloom.manager.inputs import grade_of
 from kvloom.manager.sequence import CachedSequence, require_own
@@ -229,6 +229,28 @@ class ColderTiers:
             return None
         prompt, _ = self._matched(namespace.root, ids, floor)
         return self._books.transfers.store(prompt, cold, floor.value)
+
+    def plan_units(
+        self,
+        tokens: AnyArray,
+        stored: StoredObjects,
+        *,
+        salt: bytes = b"",
+        extra_keys: Sequence[ExtraKey] = (),
+    ) -> tuple[TransferPlan, ...]:
+        """``plan_offload`` for every grade in one question, the best first; each plan lacks what those before it store.
+
+        One for the last canonical boundary, one for the exact end, as far as the tier lacks something of them.  All of
+        them are to be ended by ``finish_store``.
+        """
+        ids, floor = self._asked(tokens, Grade.APPROXIMATE)
+        self._books.tick()
+        namespace = self._books.namespaces.find(salt, extra_keys)
+        cold = self._cold(ids, stored)
+        if namespace is None:
+            return ()
+        prompt, _ = self._matched(namespace.root, ids, floor)
+        return self._books.transfers.units(prompt, cold)
 
     def finish_store(self, plan: TransferPlan) -> None:
         """The store ended, well or not; like ``finish_load``."""

@@ -10,6 +10,7 @@ from kvloom.core import calls
 from kvloom.core.progress import BAD_TOKEN, BUSY, TOO_LONG
 from kvloom.errors import CapacityError, InputError, SequenceError
 from kvloom.manager.books import Books
+from kvloom.manager.keeping import keep_snapshots
 from kvloom.manager.sequence import CachedSequence, require_own
 from kvloom.manager.single import Single
 from kvloom.plan import CopyPlan
@@ -25,7 +26,7 @@ class Batch(Single):
         sequences: in the order of the tokens that ``Manager.step`` takes.
     """
 
-    __slots__ = ("_books", "_by_row", "_checked", "_ended", "_rows", "sequences")
+    __slots__ = ("_books", "_checked", "_ended", "_rows", "sequences")
 
     def __init__(self, books: Books, sequences: Sequence[CachedSequence]) -> None:
         """See ``Manager.batch``."""
@@ -33,10 +34,9 @@ class Batch(Single):
             require_own(books, sequence).require_usable()
         self.sequences = tuple(sequences)
         self._books = books
-        self._by_row = {sequence.row: sequence for sequence in self.sequences}
-        if len(self._by_row) != len(self.sequences):
-            raise SequenceError("a sequence is in the batch twice; fork it to decode it twice")
         self._rows: Int32Array = np.array([sequence.row for sequence in self.sequences], dtype=np.int32)
+        if len(set(self._rows.tolist())) != len(self._rows):
+            raise SequenceError("a sequence is in the batch twice; fork it to decode it twice")
         self._ended = np.empty_like(self._rows)
         self._checked = books.roster.changes
 
@@ -55,10 +55,6 @@ class Batch(Single):
                 sequence.require_usable()
             self._checked = books.roster.changes
         return self._rows, self._ended
-
-    def in_row(self, row: int) -> CachedSequence:
-        """The sequence of a row."""
-        return self._by_row[row]
 
 
 def rows_of(books: Books, batch: object) -> tuple[Int32Array, Int32Array]:
@@ -109,14 +105,13 @@ def _publish_ended(
     """Go on with a step that came to ``reached`` (place, count of ``ended``); the snapshots of what ended a segment."""
     place, count = reached
     while place < len(rows):  # the index is full
-        row = int(rows[place])
-        if batch.in_row(row).publish_stepped():
-            ended[count] = row
+        if batch.sequences[place].publish_stepped():
+            ended[count] = rows[place]
             count += 1
         place, count = calls.finish_rows(books.handle, rows, place + 1, _STEP_GRADE, ended, count)
     if not count or not books.snapshot_groups:
         return ()
-    return tuple(batch.in_row(row).keep_snapshot() for row in ended[:count].tolist())
+    return tuple(keep_snapshots(books, row, asked=False) for row in ended[:count].tolist())
 
 
 def _refused(

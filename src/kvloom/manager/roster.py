@@ -9,9 +9,9 @@ import numpy as np
 
 from kvloom.core.arrays import Arrays
 from kvloom.core.fields import CLOCK, GRAVE_HEAD, SLOT_BASE, STATE
+from kvloom.core.graves import reap, reap_unread
 from kvloom.core.lifecycle import QUARANTINED
 from kvloom.core.page_table import EPOCH, OFFSET, SHARED, Rows
-from kvloom.core.prefix_index import reap, reap_unread
 from kvloom.types import AnyArray
 
 

@@ -3,34 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvloom.core.arrays import Arrays
-from kvloom.core.block_pool import hold
-from kvloom.core.calls import close_row, commit_tokens, lease_row, reserve_again, reserve_tokens
-from kvloom.core.fields import (
-    BLOCK_TOKENS,
-    COL_BASE,
-    GRADE,
-    HITS,
-    NTOKENS,
-    PARENT,
-    RATIO,
-    RULE,
-    RULE_SNAPSHOT,
-    SLOT_BASE,
-)
-from kvloom.core.heat import note_priority, use_checkpoint
-from kvloom.core.keeping import (
-    checkpoint_complete,
-    checkpoint_lacks_room,
-    fork_lacks_room,
-    lease_lacks_room,
-    reserve_sealed,
-    reserve_snapshots,
-)
+from kvloom.core.calls import close_row, commit_tokens, reserve_again, reserve_tokens
+from kvloom.core.fields import NTOKENS, PARENT, RULE, RULE_SNAPSHOT
 from kvloom.core.page_table import (
     DETACHED,
     FIRST,
@@ -38,48 +15,32 @@ from kvloom.core.page_table import (
     LENGTH,
     NODE,
     OFFSET,
-    PARTS,
     PENDING,
     PUBLISHED,
-    ROW_PRIORITY,
     SHARED,
     STATE_GRADE,
     STEPPED,
     WIDTH,
-    Rows,
-    release_row,
-    share_row,
     shrink,
     shrink_windows,
     slot_at,
     stale,
 )
-from kvloom.core.prefix_index import (
-    add_anchor,
-    drop_anchor,
-    find_checkpoint,
-    new_node,
-    touch,
-)
 from kvloom.core.progress import publish
-from kvloom.core.publishing import republish
-from kvloom.core.rules import blocks_at, snapshot_needed
-from kvloom.core.worth import value_end
+from kvloom.core.rules import blocks_at
 from kvloom.errors import InputError, SequenceError, StaleLeaseError
 from kvloom.manager.books import Books
 from kvloom.manager.explain import Findings
 from kvloom.manager.inputs import grade_of
-from kvloom.manager.leasing import NoSlot, own_checkpoint_blocks, require_room, take, take_live
+from kvloom.manager.keeping import keep_end, keep_snapshots
+from kvloom.manager.leasing import take_fork, take_hit
 from kvloom.manager.ranges import TokenRange, token_ranges
 from kvloom.manager.single import Single
-from kvloom.manager.tickets import Copy, Publication
+from kvloom.manager.tickets import NOTHING
 from kvloom.plan import CopyPlan, Explanation
 from kvloom.types import AnyArray, Grade, Int32Array
+from kvloom.verify.hit import VerifiedHit
 
-if TYPE_CHECKING:
-    from kvloom.verify.hit import VerifiedHit
-
-_NOTHING = CopyPlan(ticket=0)
 _NO_IDS: Int32Array = np.empty(0, dtype=np.int32)
 
 
@@ -97,7 +58,9 @@ class CachedSequence(Single):
         row: its row of the block tables.
     """
 
-    def __init__(self, books: Books, row: int, floor: Grade, explanation: Explanation, reused: int) -> None:
+    def __init__(
+        self, books: Books, row: int, floor: Grade, explanation: Explanation, reused: int, restore: CopyPlan
+    ) -> None:
         """``row`` holds what the sequence has already; see ``lease`` and ``fork``."""
         self._books = books
         self._ids: Int32Array = _NO_IDS
@@ -108,10 +71,8 @@ class CachedSequence(Single):
         self.row = row
         self.reused = reused
         self.floor = floor
-        self.restore = _NOTHING
+        self.restore = restore
         self.explanation = explanation
-
-    # ---------------------------------------------------------------- opening
 
     @classmethod
     def lease(
@@ -124,55 +85,9 @@ class CachedSequence(Single):
         found: Findings,
         priority: int,
     ) -> CachedSequence:
-        """Hold everything ``hit`` needs and take the live slots; CapacityError leaves everything as it was."""
-        a, r = books.arrays, books.rows
-        worst = lease_row(books.handle, row, hit.path, hit.depth, hit.checkpoint, hit.position, priority)
-        if hit.checkpoint < 0 and not books.snapshot_groups:  # nothing private is needed
-            explanation = found.explanation(hit.position, len(prompt), Grade(worst))
-            return cls(books, row, floor, explanation, hit.position)
-        node = int(hit.path[hit.depth])
-        end = hit.checkpoint if hit.checkpoint >= 0 else node
-        if end != node:  # a checkpoint is used now, and may not go to make room for its own copies
-            add_anchor(a, end)
-            touch(a, end)
-            use_checkpoint(a, end)
-        snapshots = {
-            g: int(a.group[g, SLOT_BASE] + a.columns[end, a.group[g, COL_BASE]])
-            for g in books.snapshot_groups
-            if snapshot_needed(a, g, hit.position)
-        }
-        for g, source in snapshots.items():
-            hold(a, g, source)
-            a.counters[g, HITS] += 1
-            worst = min(worst, int(a.slot[source, GRADE]))
-        replaced: list[tuple[int, int]] = []
-        try:
-            begin = hit.depth * a.tokens.shape[1] if hit.checkpoint >= 0 else -1
-            require_room(books, lambda: lease_lacks_room(a, r, row, begin))
-            copies = take_live(books, row, snapshots)
-            sealed, ready = own_checkpoint_blocks(books, row, hit, replaced)
-        except BaseException as error:
-            books.release_slots(replaced)
-            release_row(a, r, row)
-            books.release_slots(list(snapshots.items()))
-            if end != node:
-                drop_anchor(a, end)
-            drop_anchor(a, node)
-            if isinstance(error, NoSlot):
-                raise books.capacity.no_room(error.group, len(prompt), "open") from None
-            raise
-        r.state[row, [STATE_GRADE, PARTS]] = worst, found.parts
-        tail = hit.position - hit.depth * books.spec.segment_tokens
-        r.tail[row, :tail] = prompt[hit.position - tail : hit.position]
-        explanation = found.explanation(hit.position, len(prompt), Grade(worst))
-        sequence = cls(books, row, floor, explanation, hit.position)
-        if copies or sealed:
-            sequence.restore = books.tickets.issue(copies + sealed, ready=ready)
-        books.release_slots(replaced)
-        books.release_slots(list(snapshots.items()))
-        if end != node:
-            drop_anchor(a, end)
-        return sequence
+        """A sequence in ``row`` that goes on from ``hit``; CapacityError leaves everything as it was."""
+        explanation, restore = take_hit(books, row, hit, prompt, found, priority)
+        return cls(books, row, floor, explanation, hit.position, restore)
 
     # ---------------------------------------------------------------- growing
 
@@ -194,7 +109,7 @@ class CachedSequence(Single):
         if full >= 0:
             raise books.capacity.no_room(full, length + len(ids), f"append {len(ids)} tokens after {length}")
         self._ids = books.buffers.copy(ids)  # the caller may use its buffer again before the commit
-        return _NOTHING
+        return NOTHING
 
     def commit(self, grade: Grade = Grade.CANONICAL) -> CopyPlan:
         """The appended tokens were computed: publish every segment that they complete.
@@ -223,8 +138,8 @@ class CachedSequence(Single):
         if books.snapshot_groups and not r.state[self.row, DETACHED]:
             length, published = int(r.state[self.row, LENGTH]), int(r.state[self.row, PUBLISHED])
             if length == published * books.spec.segment_tokens:
-                return self._snapshot(asked=False)
-        return _NOTHING
+                return keep_snapshots(books, self.row, asked=False)
+        return NOTHING
 
     def rollback(self) -> None:
         """The appended tokens were not computed: give their slots back.
@@ -254,14 +169,9 @@ class CachedSequence(Single):
         if state[PENDING]:
             raise SequenceError("commit or roll back the last append before a checkpoint")
         if state[DETACHED] or state[LENGTH] == 0:
-            return _NOTHING
+            return NOTHING
         books.tick()
-        republish(books.arrays, books.rows, self.row)
-        value_end(books.arrays, self.node)
-        start = int(state[PUBLISHED]) * books.spec.segment_tokens
-        if state[LENGTH] == start:
-            return self._snapshot(asked=True)
-        return self._seal(start)
+        return keep_end(books, self.row)
 
     def fork(self) -> tuple[CachedSequence, CopyPlan]:
         """A second sequence with the same past.
@@ -287,21 +197,6 @@ class CachedSequence(Single):
         close_row(books.handle, self.row, not self._broken)
         books.roster.retire(self.row)
         self._closed = True  # not before: an interrupted close may be called again
-
-    def plan_abandoned(self, ticket: int) -> None:
-        """Told by the manager that plan ``ticket`` will not be executed: without its restore the sequence is broken."""
-        if ticket == self.restore.ticket:
-            self._break()
-
-    def distrust(self, failed: AnyArray) -> None:
-        """Told by the manager which slots failed a check (bool, global slots): who reads one of them is broken."""
-        a, r = self._books.arrays, self._books.rows
-        reads = self._books.tickets.slots(self.restore.ticket)
-        for g in range(len(a.group)):
-            blocks = range(int(r.span[self.row, g, FIRST]), int(r.span[self.row, g, LAST]))
-            reads += [int(slot_at(a, r, self.row, g, block)) for block in blocks]
-        if failed[np.array(reads, dtype=np.int64)].any():
-            self._break()
 
     # ---------------------------------------------------------------- reading
 
@@ -329,11 +224,7 @@ class CachedSequence(Single):
 
     def ranges(self) -> tuple[TokenRange, ...]:
         """Form, grade and life-cycle state of every token range that this sequence holds, per group."""
-        return token_ranges(self, self._usable().spec.groups)
-
-    def books(self) -> tuple[Arrays, Rows]:
-        """The core's arrays and rows, to read only."""
-        return self._books.arrays, self._books.rows
+        return token_ranges(self._usable(), self.row)
 
     def published_blocks(self, group: int) -> int:
         """Leading logical blocks that belong to the index (0 for windows and snapshots).
@@ -391,24 +282,6 @@ class CachedSequence(Single):
         """True once closed."""
         return self._closed
 
-    def keep_snapshot(self) -> CopyPlan:
-        """The snapshots that the segment end just reached keeps (used by ``Manager.step``)."""
-        return self._snapshot(asked=False)
-
-    def publish_stepped(self) -> bool:
-        """Try to publish the segment that a step filled, though the index is full (used by ``Manager.step``)."""
-        state, segment = self._books.rows.state[self.row], self._books.spec.segment_tokens
-        self._publish_rest(self._books.rows.tail[self.row, segment - 1 :].copy(), 0)
-        return not state[DETACHED]
-
-    def belongs_to(self, manager: Books) -> bool:
-        """Whether ``manager`` opened it."""
-        return self._books is manager
-
-    def require_usable(self) -> None:
-        """Raise SequenceError when the sequence is closed, broken or not restored yet."""
-        self._usable()
-
     def check(self) -> None:
         """Raise StaleLeaseError if a slot this sequence holds was freed or reused since it took it."""
         books = self._usable()
@@ -419,6 +292,37 @@ class CachedSequence(Single):
                 "its lease is void, close it and open the prompt again",
                 group=books.spec.groups[g].name,
             )
+
+    # ---------------------------------------------------------------- asked and told by the manager
+
+    def belongs_to(self, manager: Books) -> bool:
+        """Whether ``manager`` opened it."""
+        return self._books is manager
+
+    def require_usable(self) -> None:
+        """Raise SequenceError when the sequence is closed, broken or not restored yet."""
+        self._usable()
+
+    def plan_abandoned(self, ticket: int) -> None:
+        """Told by the manager that plan ``ticket`` will not be executed: without its restore the sequence is broken."""
+        if ticket == self.restore.ticket:
+            self._break()
+
+    def distrust(self, failed: AnyArray) -> None:
+        """Told by the manager which slots failed a check (bool, global slots): who reads one of them is broken."""
+        a, r = self._books.arrays, self._books.rows
+        reads = self._books.tickets.slots(self.restore.ticket)
+        for g in range(len(a.group)):
+            blocks = range(int(r.span[self.row, g, FIRST]), int(r.span[self.row, g, LAST]))
+            reads += [int(slot_at(a, r, self.row, g, block)) for block in blocks]
+        if failed[np.array(reads, dtype=np.int64)].any():
+            self._break()
+
+    def publish_stepped(self) -> bool:
+        """Try to publish the segment that a step filled, though the index is full (used by ``Manager.step``)."""
+        state, segment = self._books.rows.state[self.row], self._books.spec.segment_tokens
+        self._publish_rest(self._books.rows.tail[self.row, segment - 1 :].copy(), 0)
+        return not state[DETACHED]
 
     # ---------------------------------------------------------------- parts
 
@@ -458,95 +362,11 @@ class CachedSequence(Single):
             self._loose = [books.rows.tail[self.row, :kept].copy(), ids[used:].copy()]
         shrink_windows(books.arrays, books.rows, self.row, self.length)
 
-    def _reserved_snapshots(self, node: int, *, asked: bool) -> tuple[list[Copy], list[Publication]] | None:
-        """Copies of the live slots into slots for ``node``; None when there is no room."""
-        books = self._books
-        a = books.arrays
-        out = np.empty(len(a.group), dtype=np.int64)
-        arguments = (a, books.rows, self.row, node, self.length, asked, int(self.grade), out)
-        if int(reserve_snapshots(*arguments)) >= 0:
-            return None
-        copies, publish = [], []
-        for g in np.flatnonzero(out >= 0).tolist():
-            live = int(slot_at(a, books.rows, self.row, g, 0))
-            copies.append(Copy(g, live, int(out[g])))
-            publish.append(Publication(node, int(a.group[g, COL_BASE]), g, int(out[g])))
-        return copies, publish
-
-    def _snapshot(self, *, asked: bool) -> CopyPlan:
-        node = self.node
-        found = self._reserved_snapshots(node, asked=asked)
-        if found is None or not found[0]:
-            return _NOTHING
-        add_anchor(self._books.arrays, node)
-        return self._books.tickets.issue(found[0], publish=found[1], node=node)
-
-    def _seal(self, start: int) -> CopyPlan:
-        books = self._books
-        a, r = books.arrays, books.rows
-        count = self.length - start
-        tail = r.tail[self.row]
-        node = int(find_checkpoint(a, self.node, tail, 0, count))
-        if node >= 0:
-            if checkpoint_complete(a, node, start, self.length, int(self.grade)):
-                return _NOTHING
-            add_anchor(a, node)
-        else:
-            node = int(new_node(a, self.node, tail, 0, count))
-            if node < 0 and books.namespaces.make_node_room():
-                node = int(new_node(a, self.node, tail, 0, count))
-            if node < 0:
-                return _NOTHING
-        note_priority(a, node, int(r.state[self.row, ROW_PRIORITY]))
-        if int(checkpoint_lacks_room(a, node, start, self.length, int(self.grade))) >= 0:
-            drop_anchor(a, node)
-            return _NOTHING
-        sealed = np.empty((a.columns.shape[1], 4), dtype=np.int64)
-        blocks = int(reserve_sealed(a, r, self.row, start, self.length, sealed))
-        snapshots = self._reserved_snapshots(node, asked=True) if blocks >= 0 else None
-        if snapshots is None:
-            books.release_slots([(g, s) for g, _, _, s in sealed[: max(blocks, 0)].tolist()])
-            drop_anchor(a, node)
-            return _NOTHING
-        copies, publish = snapshots
-        for g, block, source, target in sealed[:blocks].tolist():
-            per_block = books.spec.groups[g].block_entries
-            left = self.length // int(a.group[g, RATIO]) - block * per_block
-            copies.append(Copy(g, source, target, left if left < per_block else -1))
-            column = int(a.group[g, COL_BASE]) + block - start // int(a.group[g, BLOCK_TOKENS])
-            publish.append(Publication(node, column, g, target))
-        return books.tickets.issue(copies, publish=publish, node=node)
-
     def _fork_into(self, row: int) -> CachedSequence:
-        books = self._books
-        a, r = books.arrays, books.rows
-        segment = books.spec.segment_tokens
-        detached = bool(r.state[self.row, DETACHED])
-        # a block can only be published below one node, so an unpublished one is not shared
-        share_row(a, r, self.row, row, self.length if detached else int(r.state[self.row, PUBLISHED]) * segment)
-        copies, ready = [], []
-        try:
-            require_room(books, lambda: fork_lacks_room(a, r, self.row, row))
-            for g in range(len(a.group)):
-                for block in range(int(r.span[row, g, LAST]), int(r.span[self.row, g, LAST])):
-                    source = int(slot_at(a, r, self.row, g, block))
-                    own = take(books, row, g, block)
-                    a.slot[own, GRADE] = a.slot[source, GRADE]
-                    copies.append(Copy(g, source, own))
-                    if a.group[g, RULE] != RULE_SNAPSHOT and (block + 1) * int(a.group[g, BLOCK_TOKENS]) <= self.length:
-                        ready.append(own)
-        except BaseException as error:
-            release_row(a, r, row)
-            if isinstance(error, NoSlot):
-                raise books.capacity.no_room(error.group, self.length, "fork") from None
-            raise
-        r.state[row] = r.state[self.row]
-        r.tail[row] = r.tail[self.row]
-        add_anchor(a, self.node)
+        restore = take_fork(self._books, self.row, row)
         explanation = replace(self.explanation, grade=self.grade) if self.length else self.explanation
-        child = type(self)(books, row, self.floor, explanation, self.length)
+        child = type(self)(self._books, row, self.floor, explanation, self.length, restore)
         child._loose = list(self._loose)
-        child.restore = books.tickets.issue(copies, ready=ready)
         return child
 
 

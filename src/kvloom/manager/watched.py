@@ -131,6 +131,10 @@ class UntoldTiers(ColderTiers):
         """Raises UnsupportedError."""
         _refuse()
 
+    def plan_units(self, *_given: object, **_names: object) -> NoReturn:
+        """Raises UnsupportedError."""
+        _refuse()
+
     def finish_store(self, plan: TransferPlan) -> NoReturn:
         """Raises UnsupportedError."""
         _refuse()

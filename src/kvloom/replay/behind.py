@@ -152,7 +152,7 @@ class Behind:
         manager, chain = self._manager, self._manager.colder.chain(ids)
         assert option.reach is not None
         assert option.span is not None
-        offer = make_offer(self.hierarchy.find(chain), FLOOR, self.hierarchy.parts)
+        offer = make_offer(self.hierarchy.fetching.find(chain), FLOOR, self.hierarchy.ground.parts)
         made = manager.colder.plan_replay(ids, offer.stored, option.grade, floor=FLOOR)
         if made is None:
             return

@@ -126,12 +126,6 @@ def lacking(stored: StoredObjects, plan: TransferPlan) -> TransferPlan:
     return replace(plan, **{name: getattr(plan, name)[~there] for name in names})
 
 
-def joined(stored: StoredObjects, plan: TransferPlan) -> StoredObjects:
-    """``stored`` once ``plan`` is stored, too."""
-    names = ("row", "group", "column", "grade")
-    return StoredObjects(*(np.concatenate([getattr(stored, name), getattr(plan, name)]) for name in names))
-
-
 def no_objects() -> StoredObjects:
     """Nothing."""
     return StoredObjects(*(np.empty(0, dtype=np.int32) for _ in range(4)))

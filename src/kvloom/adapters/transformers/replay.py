@@ -8,6 +8,7 @@ which begins as zeros, and are copied slot by slot to where the plan wants them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -114,7 +115,8 @@ class Replayer:
             ids = torch.from_numpy(np.ascontiguousarray(tokens[start:stop])).to(engine.model.device, torch.int64)
             before = self._clock()
             cache.begin(start, stop)
-            forward_chunk(engine.model, ids.unsqueeze(0), cache, start)
+            with nullcontext() if engine.cold is None else engine.cold.pace.forward():
+                forward_chunk(engine.model, ids.unsqueeze(0), cache, start)
             if tell is not None:
                 engine.arena.settle()
                 tell(start, stop - start, self._clock() - before)
