@@ -116,7 +116,7 @@ def store_report(cold: Hierarchy, store: DiskStore, kinds: Iterable[str]) -> dic
 
 
 def _by_kind(sizes: dict[str, int]) -> str:
-    each = ", ".join(f"{kind} {format_size(size)}" for kind, size in sizes.items() if size)
+    each = ", ".join(f"{kind} {format_size(size)}" for kind, size in sorted(sizes.items()) if size)
     return f"{format_size(sum(sizes.values()))}{f' ({each})' if each else ''}"
 
 
