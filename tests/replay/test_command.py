@@ -111,6 +111,13 @@ def test_colder_tiers(invoke, short: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     for words in ("Time to first token", "What the planner chose", "500 tokens/s", "host 25 GB/s", "admission always"):
         assert words in done.stdout
+    assert "device size" in done.stdout
+    assert "exact replay" in done.stdout
+    assert "exact_replay" not in done.stdout, "one spelling"
+    for line in done.stdout.splitlines():
+        heads = [head for head in re.split(r"  +", line.strip()) if head and not head[0].isdigit()]
+        if "policy" in heads:
+            assert len(set(heads)) == len(heads), "no two columns have one head"
 
 
 def test_colder_tiers_are_for_traces(invoke, tmp_path: Path) -> None:

@@ -53,6 +53,6 @@ def ensure_compiled() -> None:
     elif not compiled.complete():
         from kvloom.manager.warmup import warm_up
 
-        say("kvloom: note: compiling the core, once per installation: about a minute (or run kvloom warmup before)")
+        say("kvloom: note: compiling the core, once per installation: two to three minutes (kvloom warmup does it too)")
         with progress().status("compiling the core"):
             warm_up()

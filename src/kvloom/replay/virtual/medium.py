@@ -44,5 +44,5 @@ DISK = Medium("disk", True, 256, 256, 176, 4096, 0.9, 0.8, Order.ROUNDS, 7e9, 20
 def checked_speed(gigabytes: float, option: str) -> float:
     """Bytes per second; ConfigError for what is no speed."""
     if not 0 < gigabytes < float("inf"):
-        raise ConfigError(f"{option} {gigabytes} is not above 0; write GB per second, such as 7")
+        raise ConfigError(f"{option} {gigabytes:g} is not above 0; write GB per second, such as 7")
     return gigabytes * 1e9

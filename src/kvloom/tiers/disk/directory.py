@@ -65,7 +65,7 @@ class Directory:
         try:
             status = self.path.lstat()
         except FileNotFoundError:
-            raise StoreError(f"{self.path}: there is no such directory") from None
+            raise StoreError(f"store {self.path}: there is no such directory; name one that kvloom made") from None
         if stat.S_ISLNK(status.st_mode):
             raise StoreError(f"{self.path} is a symbolic link; name the directory that it leads to")
         if not stat.S_ISDIR(status.st_mode):

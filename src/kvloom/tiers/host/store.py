@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from kvloom.config import exact_size
 from kvloom.errors import InputError
 from kvloom.tiers.contract import Usage
 from kvloom.tiers.host import arrays, pages
@@ -93,7 +94,8 @@ class HostStore:
         threads: int = THREADS,
     ) -> None:
         if capacity_bytes < arrays.MINIMUM:
-            raise InputError(f"a host tier of {capacity_bytes} bytes is too small; use at least {arrays.MINIMUM}")
+            least = exact_size(arrays.MINIMUM)
+            raise InputError(f"host: a tier of {exact_size(capacity_bytes)} is too small; use at least {least}")
         if object_bytes < PAGE or threads not in {1, 2}:
             raise InputError(f"a host tier takes objects of {PAGE} bytes or more on average, and 1 or 2 threads")
         count = arrays.pages_within(capacity_bytes, object_bytes)
