@@ -111,7 +111,10 @@ BENCH = [
     (["data", "--size", "100MiB"], ["--size 100MiB: use a multiple of 128MiB"]),
     (["data", "--output", "."], ["--output .: a directory; name a file"]),
     (["core", "--output", "."], ["--output .: a directory; name a file"]),
-    (["core", "--output", "/proc/nope/core.json"], ["--output /proc/nope/core.json: cannot write there; name a file"]),
+    (
+        ["core", "--output", "/proc/nope/core.json"],
+        ["--output /proc/nope/core.json: cannot write there", "name a file"],
+    ),
     (["sessions", "--family", "llama"], ["--family 'llama'", "use one of"]),
     (["sessions", "--share", "nan"], ["--share 'nan'", "such as 0.25,0.125"]),
     (["sessions", "--host", "inf"], ["'--host'"]),

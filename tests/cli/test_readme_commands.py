@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 README = Path(__file__).parents[2] / "README.md"
 COMMANDS = [
     line.removeprefix("$ ").partition("#")[0].strip()
-    for text in re.findall(r"```\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    for _, text in re.findall(r"```(\w*)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     for line in text.splitlines()
     if line.removeprefix("$ ").startswith("kvloom ")
 ]

@@ -159,19 +159,19 @@ def test_the_report_is_one_file_without_links(invoke, short: Path, tmp_path: Pat
     [
         (["--model", "llama-3.1-8b", "--device", "0%"], ["device '0%'", "10%"]),
         (["--model", "llama-3.1-8b", "--device", "1000TiB", "--block", "1"], ["'1000TiB'", "smaller --device"]),
-        (["--model", "llama-3.1-8b", "--device", "1KiB"], ["device tier of 1024 bytes", "at least"]),
+        (["--model", "llama-3.1-8b", "--device", "1KiB"], ["device: a tier of 1KiB", "at least"]),
         (["--model", "lama-3.1-8b", "--device", "5%"], ["did you mean llama-3.1-8b"]),
         (["--model", "llama-3.1-8b", "--device", "5%", "--policy", "best"], ["policy 'best'", "s3-fifo, or all"]),
         (["--model", "llama-3.1-8b", "--device", "5%", "--host", "0%"], ["host '0%'", "10%"]),
-        (["--model", "llama-3.1-8b", "--device", "5%", "--host", "1KiB"], ["--host 1KiB", "262144 or more"]),
-        (["--model", "llama-3.1-8b", "--device", "5%", "--disk", "1MiB"], ["--disk 1MiB", "8388608 or more"]),
+        (["--model", "llama-3.1-8b", "--device", "5%", "--host", "1KiB"], ["--host 1KiB", "at least 256KiB"]),
+        (["--model", "llama-3.1-8b", "--device", "5%", "--disk", "1MiB"], ["--disk 1MiB", "at least 8MiB"]),
         (["--model", "llama-3.1-8b", "--device", "5%", "--disk", "5%", "--disk-speed", "nan"], ["--disk-speed nan"]),
         (["--model", "llama-3.1-8b", "--device", "5%", "--host-speed", "5"], ["--host-speed", "add --host SIZE"]),
         (
             ["--model", "llama-3.1-8b", "--device", "5%", "--disk", "5%", "--admission", "reused"],
             ["--admission", "add --host SIZE"],
         ),
-        (["--model", "llama-3.1-8b", "--device", "5%", "--prefill-speed", "0"], ["prefill speed", "8000"]),
+        (["--model", "llama-3.1-8b", "--device", "5%", "--prefill-speed", "0"], ["--prefill-speed 0", "8000"]),
         (
             ["--model", "llama-3.1-8b", "--device", "5%", "--html", "/nowhere/r.html"],
             ["html /nowhere/r.html", "writable"],

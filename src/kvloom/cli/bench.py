@@ -71,8 +71,12 @@ def tables(
     from kvloom.bench.tables import run_all
     from kvloom.cli.bench_tables import sheets
     from kvloom.config import size_option
+    from kvloom.core.geometry import plan_geometry
+    from kvloom.spec.presets import PRESETS, load_preset
 
     device_bytes = size_option(device, "--device")
+    for name in PRESETS:  # what cannot be measured is said before a minute of measuring
+        plan_geometry(load_preset(name), device_bytes)
     ensure_compiled()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=streams.progress(), transient=True, disable=not sys.stderr.isatty()) as progress:

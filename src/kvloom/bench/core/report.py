@@ -59,9 +59,18 @@ def require_writable(path: Path | None) -> None:
         return
     if path.is_dir():
         raise InputError(f"--output {path}: a directory; name a file")
-    place = path if path.exists() else next((each for each in path.absolute().parents if each.exists()), path)
-    if not os.access(place, os.W_OK) or not (place.is_dir() or place == path):
-        raise InputError(f"--output {path}: cannot write there; name a file in a folder that is writable")
+    there = path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab"):
+            pass
+        if not there:
+            path.unlink()
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(
+            f"--output {path}: cannot write there ({reason}); name a file in a folder that is writable"
+        ) from None
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
