@@ -64,7 +64,7 @@ def take_turns(sides: Mapping[str, Side], repeats: int, report: Callable[[], Non
     times: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(repeats + 1):
         report()
-        for name in list(sides) if turn % 2 else reversed(sides):
+        for name in list(sides) if turn % 2 else reversed(list(sides)):
             seconds = sides[name]()
             if turn:
                 times[name].append(seconds)
