@@ -130,5 +130,5 @@ def warm_up() -> int:
     data, zero = np.zeros(4096, np.uint8), np.zeros(1, np.int64)
     digests(data, zero, zero + 300, zero + data.ctypes.data)
     Parts(2048, data.ctypes.data).add(data[:1024])
-    compiled: tuple[Any, ...] = (_blocks, _end, _digests, _part)
-    return sum(len(function.stats.cache_misses) for function in compiled)
+    functions: tuple[Any, ...] = (_blocks, _end, _digests, _part)
+    return sum(len(function.stats.cache_misses) for function in functions)
