@@ -28,6 +28,7 @@ def test_rows() -> None:
     for row in rows:
         assert row.total_bytes == sample_group(row.dtype, 1).slot_bytes
         assert row.gbps > 0
+        assert row.memcpy_gbps > 0
         assert row.compression > 1
         assert (row.speedup is None) == (row.torch_gbps is None) == row.what.startswith("lossless")
         assert json.loads(json.dumps(row.to_json()))["dtype"] == row.dtype

@@ -2,9 +2,11 @@
 
 The fp8 form is measured beside PyTorch's own conversions, on the same bytes, in turns, with one thread each: scale each
 block by its largest magnitude, ``to(torch.float8_e4m3fn)``, and back; kvloom writes into memory that it has already, as
-its tiers do.  Without torch its columns stay empty.  The data
-are made up: channels with means and spreads of their own that go from token to token in random walks
-(``kvloom.kernels.measure.kv_like``), which compress about as the KV of a small trained model does.
+its tiers do.  Without torch its columns stay empty.  Beside both stands a copy of the same bytes, which shows what the
+memory gives.  Each of the three is measured right after a run of its own that is not: else it would find in the caches
+what another one left there, PyTorch the slot, and kvloom PyTorch's temporaries.  The data are made up: channels with
+means and spreads of their own that go from token to token in random walks (``kvloom.kernels.measure.kv_like``), which
+compress about as the KV of a small trained model does.
 """
 
 from __future__ import annotations
@@ -33,13 +35,14 @@ Pair = tuple[Callable[[], object], Callable[[], object] | None]
 class CodecRow:
     """One cell.  Rates are GB/s of uncompressed bytes, medians; ``speedup`` is the median of the ratios of each turn.
 
-    ``compression``: uncompressed bytes per byte of payload.
+    ``memcpy_gbps``: a copy of the uncompressed bytes.  ``compression``: uncompressed bytes per byte of payload.
     """
 
     what: str
     dtype: str
     total_bytes: int
     gbps: float
+    memcpy_gbps: float
     torch_gbps: float | None
     speedup: float | None
     compression: float
@@ -80,10 +83,13 @@ def _measure(form: PayloadForm, dtype: str, layers: int, repeats: int, torch: An
         (lambda: encode(form, slot, fmt, payload if form is PayloadForm.FP8 else None), there),
         (lambda: decode(form, payload, into, fmt), back),
     )
-    rows = []
+    rows, copied = [], np.zeros_like(slot)
     for name, (own, peer) in zip(names, pairs, strict=True):
         own()
-        times = [(_seconds(own), _seconds(peer) if peer else None) for _ in range(repeats)]
+        copies, times = [], []
+        for _ in range(repeats):
+            copies.append(_warm(lambda: np.copyto(copied, slot)))
+            times.append((_warm(own), _warm(peer)) if peer else (_seconds(own), None))
         mine = statistics.median(t for t, _ in times)
         theirs = [t for _, t in times if t is not None]
         rows.append(
@@ -92,6 +98,7 @@ def _measure(form: PayloadForm, dtype: str, layers: int, repeats: int, torch: An
                 dtype,
                 len(slot),
                 len(slot) / mine / 1e9,
+                len(slot) / statistics.median(copies) / 1e9,
                 len(slot) / statistics.median(theirs) / 1e9 if theirs else None,
                 statistics.median(t / m for m, t in times if t is not None) if theirs else None,
                 len(slot) / len(payload),
@@ -117,6 +124,12 @@ def _seconds(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+def _warm(work: Callable[[], object]) -> float:
+    """Of the second of two runs."""
+    work()
+    return _seconds(work)
 
 
 @contextmanager

@@ -39,8 +39,8 @@ def encode(form: PayloadForm, slot: Buffer, fmt: SlotFormat, out: Buffer | None 
         return source
     if form is PayloadForm.LOSSLESS:
         return encode_lossless(_usable(source), fmt)
-    target, size = None if out is None else _bytes(out, "out"), fp8_bytes(fmt)
-    if target is not None and (len(target) != size or not target.flags.writeable):
+    target = None if out is None else _bytes(out, "out")
+    if target is not None and (len(target) != (size := fp8_bytes(fmt)) or not target.flags.writeable):
         raise InputError(f"an fp8 payload of group {fmt.group!r} is written into {size} writable bytes")
     return encode_fp8(_usable(source), fmt, target)
 
@@ -97,5 +97,5 @@ def _bytes(buffer: Buffer, what: str) -> AnyArray:
 
 def _usable(source: AnyArray) -> AnyArray:
     """As compiled loops take it: writable and aligned; what is not is copied."""
-    good = source.flags.writeable and source.ctypes.data % _ALIGN == 0
-    return source if good else source.copy()
+    address, read_only = source.__array_interface__["data"]
+    return source.copy() if read_only or address % _ALIGN else source

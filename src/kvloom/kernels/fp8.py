@@ -116,7 +116,9 @@ def _round(x: AnyArray, out: AnyArray, shift: Any, word: Any, width: int, drop: 
     """
     for i in range(_BLOCK):
         rounded = word(word(x[i] + shift) + word(word(x[i] >> word(drop)) & word(1)))
-        out[i] = np.uint8(word(word(rounded >> word(drop)) & word(0x7F)) | word(word(rounded >> word(width - 8)) & word(0x80)))
+        out[i] = np.uint8(
+            word(word(rounded >> word(drop)) & word(0x7F)) | word(word(rounded >> word(width - 8)) & word(0x80))
+        )
 
 
 # Largest magnitudes first, for as many blocks as stay in the nearest cache: twice as fast as block by block, since no
@@ -142,7 +144,7 @@ def _quantise(
             whole = len(x) == _BLOCK
             largest, least = _extremes(x, _BLOCK, word, most) if whole else _extremes(x, len(x), word, most)
             worst = max(worst, largest)
-            exponent = np.int64(largest >> word(mantissa)) - bias - 8
+            exponent: Any = np.int64(largest >> word(mantissa)) - bias - 8
             if (largest & word((1 << mantissa) - 1)) > word(3 << (mantissa - 2)):
                 exponent += 1  # above 1.75 * 2**8
             exponent = max(exponent, lowest)

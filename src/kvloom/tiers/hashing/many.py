@@ -5,6 +5,8 @@ Nothing holds the GIL meanwhile.  Addresses are taken as they are: whoever calls
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import xxhash
 
@@ -128,4 +130,5 @@ def warm_up() -> int:
     data, zero = np.zeros(4096, np.uint8), np.zeros(1, np.int64)
     digests(data, zero, zero + 300, zero + data.ctypes.data)
     Parts(2048, data.ctypes.data).add(data[:1024])
-    return sum(len(function.stats.cache_misses) for function in (_blocks, _end, _digests, _part))  # type: ignore[attr-defined]  # Numba's
+    compiled: tuple[Any, ...] = (_blocks, _end, _digests, _part)
+    return sum(len(function.stats.cache_misses) for function in compiled)
