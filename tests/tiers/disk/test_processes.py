@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 from tests.tiers.disk import herd
-from tests.tiers.disk.faults import CountingOps
+from tests.tiers.disk.faults import CountingOps, statements
 from tests.tiers.disk.world import MIB, World, hit, tokens_of
 
 from kvloom.tiers.disk import DiskStore, FileOps
 from kvloom.tiers.disk.directory import Directory
-
-PACE = herd.Pace(0.01, 0.4, (3, 120))
 
 PACE = herd.Pace(0.01, 0.4, (3, 120))
 
@@ -93,6 +91,33 @@ def test_d6_a_store_that_another_one_makes_at_this_moment(fast_path: Path) -> No
         with DiskStore.open(place) as store:
             assert store.capacity == 64 * MIB
     assert looks > 200
+
+
+@pytest.mark.parametrize("when", ["begin", "after begin", "insert", "commit", "after commit"])
+def test_an_interrupt_leaves_no_transaction_open(fast_path: Path, when: str) -> None:
+    """SIGINT while SQLite waits for its lock is raised when it has it."""
+    world, armed = World(), list[str]()
+
+    def interrupt(what: str) -> None:
+        if what in armed:
+            armed.clear()
+            raise KeyboardInterrupt
+
+    with (
+        statements(interrupt),
+        DiskStore.open(fast_path / "s", 64 * MIB) as one,
+        DiskStore.open(fast_path / "s") as two,
+    ):
+        armed.append(when)
+        with pytest.raises(KeyboardInterrupt):
+            one.publish(world.unit(tokens_of(1, 3)))
+        assert not armed
+        assert not one._index.run(lambda index: index._writer.in_transaction)
+        for store, number in ((two, 2), (one, 3)):
+            unit = world.unit(tokens_of(number, 3))
+            assert store.publish(unit).stored
+            assert hit(store, world, unit)
+        assert one.activity().rebuilds == two.activity().rebuilds == 0
 
 
 @pytest.mark.parametrize("clear", [True, False])

@@ -129,11 +129,12 @@ class Index:
     def read(self) -> Iterator[sqlite3.Connection]:
         """One consistent view."""
         with self._reading, translated():
-            self._reader.execute("BEGIN")
+            _undo(self._reader)
             try:
+                self._reader.execute("BEGIN")
                 yield self._reader
             finally:
-                self._reader.execute("ROLLBACK")
+                _undo(self._reader)
 
     @contextlib.contextmanager
     def write(self, *, lasting: bool = True) -> Iterator[sqlite3.Connection]:
@@ -142,14 +143,15 @@ class Index:
         One that is not ``lasting`` is durable with the next one that is, of any process.
         """
         with self._writing, translated():
+            _undo(self._writer)
             self._writer.execute(f"PRAGMA synchronous = {'FULL' if lasting else 'NORMAL'}")
-            self._writer.execute("BEGIN IMMEDIATE")
+            # An interrupt that comes while SQLite waits for its lock is raised when the transaction has begun already.
             try:
+                self._writer.execute("BEGIN IMMEDIATE")
                 yield self._writer
                 self._writer.execute("COMMIT")
             except BaseException:
-                if self._writer.in_transaction:
-                    self._writer.execute("ROLLBACK")
+                _undo(self._writer)
                 raise
 
     def version(self) -> tuple[str, int]:
@@ -187,6 +189,12 @@ class Index:
     def bytes(self) -> int:
         """Bytes of the index and its log on disk, at this moment."""
         return sum(_size(self.path.with_name(self.path.name + end)) for end in ("", "-wal", "-shm"))
+
+
+def _undo(db: sqlite3.Connection) -> None:
+    """End a transaction, such as one that an interrupt left open: all others would wait for it."""
+    if db.in_transaction:
+        db.execute("ROLLBACK")
 
 
 def has_parent_index(db: sqlite3.Connection) -> bool:
