@@ -27,8 +27,8 @@ STEPS = 8
 _ASK_S = 0.002
 """How often a load that runs is asked about."""
 
-GiveUp = Callable[[float, float], bool]
-"""Asked now and then with the seconds since a load began and the share of its bytes that is there."""
+GiveUp = Callable[[float, float, float], bool]
+"""Asked now and then with the seconds since a load began, and which shares of its bytes are there and come first."""
 Ready = Callable[[Load, float], bool]
 """Waits up to so many seconds for what is wanted of a load; whether it is there."""
 
@@ -40,6 +40,7 @@ class TierSource:
 
     Attributes:
         names: of the tiers, nearest first.
+        slow: (tier, bytes, seconds) of the load that was given up last: what had come of it, or had not in that time.
         taken: the plan that the last load or fetch took over and has not given back: it ends without the caller.
     """
 
@@ -48,25 +49,35 @@ class TierSource:
         self._chain: Chain | None = None
         self._found: list[Places | None] = []
         self._begun: tuple[Chain, list[Places | None]] | None = None
+        self._patience_s = hierarchy.options.load_deadline_s
         self.names = tuple(link.tier.name for link in hierarchy.links)
+        self.slow: tuple[tuple[int, int, float], ...] = ()
         self.taken: TransferPlan | None = None
         self._moving: Load | None = None
 
     def begin(
-        self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade = Grade.FAITHFUL
+        self,
+        tokens: Int32Array,
+        salt: bytes,
+        extra_keys: Sequence[ExtraKey],
+        floor: Grade = Grade.FAITHFUL,
+        patience_s: float | None = None,
     ) -> list[Chain]:
         """Let what was fetched ahead for a prompt arrive; returns the chains to look for, the longest end first.
 
         ``tokens``: all that may be resumed.  The last chain is that of all of them; those before it stop at ends within
-        that a tier knows.
+        that a tier knows.  ``patience_s``: seconds until a tier that does not say what it has is left out, now and in
+        ``find``; by default as long as a load may take.
         """
         hierarchy = self._all
+        most = hierarchy.options.load_deadline_s
+        self._patience_s = most if patience_s is None else min(patience_s, most)
         hierarchy.settle()
         hierarchy.collect()
         hierarchy.limits = []
         chain = hierarchy.chain(tokens, salt, extra_keys)
         hierarchy.take_ahead(chain, floor)
-        self._begun = chain, hierarchy.find(chain, hierarchy.options.load_deadline_s)
+        self._begun = chain, hierarchy.find(chain, self._patience_s)
         return [*hierarchy.ends_within(chain, salt, extra_keys), chain]
 
     def find(self, chain: Chain) -> Sequence[StoredObjects]:
@@ -75,7 +86,7 @@ class TierSource:
         if begun is not None and begun[0] is chain:  # good for once: a load may show that something is gone
             self._found = begun[1]
         else:
-            self._found = self._all.find(chain, self._all.options.load_deadline_s)
+            self._found = self._all.find(chain, self._patience_s)
         return [objects_of(places, self._all.parts) for places in self._found]
 
     def note_limits(self, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade) -> None:
@@ -94,7 +105,7 @@ class TierSource:
             begun = self._all.now()
             if load.stages.count > 1:
                 # It is given up once it would be too late even if the first stage were there now.
-                if self._wait(load, lambda took, _: give_up(took, load.first_share), Load.wait_first):
+                if self._wait(load, lambda took, _, first: give_up(took, first, first), Load.wait_first):
                     return None
                 if self._all.arrive(load, begun + limit, begun):
                     self._moving = None
@@ -125,7 +136,7 @@ class TierSource:
 
     def _begin(self, plan: TransferPlan, floor: Grade, restoring: Restoring, wanted: npt.NDArray[np.bool_]) -> Load:
         assert self._chain is not None
-        hierarchy = self._all
+        hierarchy, self.slow = self._all, ()
         offer = make_offer(self._found, floor, hierarchy.parts)
         way = Way(Urgency.LOAD, hierarchy.options.load_deadline_s, restoring, STEPS)
         window = hierarchy.options.prefetch_window
@@ -138,7 +149,9 @@ class TierSource:
         begun = self._all.now()
         while not ready(load, _ASK_S):
             took = self._all.now() - begun
-            if took > self._all.options.load_deadline_s or give_up(took, load.share) or self._all.hurried():
+            late = took > self._all.options.load_deadline_s or give_up(took, load.share, load.first_share)
+            if late or self._all.hurried():
+                self.slow = _late(load, took) if late else ()
                 load.cancel(late=not self._all.hurried())
                 self._leave()
                 return True
@@ -164,3 +177,9 @@ def _measured(load: Load) -> tuple[tuple[int, int, float], ...]:
             seconds = sum(piece.ended - piece.begun for piece in pieces)
             measured.append((each.number, sum(piece.n_bytes for piece in pieces), seconds))
     return tuple(measured)
+
+
+def _late(load: Load, took: float) -> tuple[tuple[int, int, float], ...]:
+    """(tier, bytes, seconds) of a load that is given up: the pieces that came, or the first one, that had not yet."""
+    came = {tier: (tier, n_bytes, seconds) for tier, n_bytes, seconds in _measured(load)}
+    return tuple(came.get(each.number, (each.number, each.first_bytes, took)) for each in load.bringing)
