@@ -325,19 +325,33 @@ def restore(
     layers: Annotated[int, typer.Option(help="Layers of the model, an even number.", min=4)] = 12,
     speeds: Annotated[str, typer.Option(help="MB/s of the disk, with commas between; 0: as it is.")] = "0,1000,400",
     repeats: Annotated[int, typer.Option(help="Turns of every way; the median is shown.", min=1)] = 3,
+    only: Annotated[str, typer.Option(help="restore, decode, or all.")] = "all",
+    paces: Annotated[
+        str, typer.Option(help="Shares of a core that transfers beside a decode take, with commas between; 1: all.")
+    ] = "1,0.1",
+    steps: Annotated[int, typer.Option(help="Decode steps alone, and beside transfers, at least.", min=2)] = 120,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
     ] = False,
 ) -> int:
     """Time to the first token behind a prefix on disk, whole or layer by layer; a decode beside loads and stores."""
     from kvloom.bench.restore import Shape
-    from kvloom.cli.bench_restore import measure, sheets, speeds_of
+    from kvloom.cli.bench_restore import measure, only_of, paces_of, sheets, speeds_of
     from kvloom.errors import ConfigError
 
     if layers % 2:
         raise ConfigError(f"--layers {layers} is odd; every other layer has full attention, so use an even number")
     ensure_compiled()
-    report = measure(directory, Shape(layers, tokens, speeds=speeds_of(speeds), repeats=repeats))
+    shape = Shape(
+        layers,
+        tokens,
+        speeds=speeds_of(speeds),
+        repeats=repeats,
+        steps=steps,
+        paces=paces_of(paces),
+        only=only_of(only),
+    )
+    report = measure(directory, shape)
     if as_json:
         streams.emit_json(report.to_json())
     else:

@@ -123,7 +123,7 @@ class Recoverer:
         passage: Passage | None = None
         for _ in range(_TRIES):
             tiers = () if self._source is None or chain is None else self._source.find(chain)
-            survey = self._engine.manager.survey(ids, tiers, salt=salt, extra_keys=keys, floor=floor)
+            survey = self._engine.manager.colder.survey(ids, tiers, salt=salt, extra_keys=keys, floor=floor)
             choice = self.recovery.choose(survey, self.forced)
             if passage is None and self._source is not None:
                 self._source.note_limits(*names, floor)
@@ -196,10 +196,12 @@ class Recoverer:
         stored = joined(tiers[: option.reach.tiers], -(-option.position // manager.spec.segment_tokens))
         tokens = ids[: option.position]
         if option.span is None:
-            plan = manager.plan_load(tokens, stored, salt=salt, extra_keys=keys, floor=floor)
+            plan = manager.colder.plan_load(tokens, stored, salt=salt, extra_keys=keys, floor=floor)
             self._open = None if plan is None else (plan, np.zeros(len(plan), dtype=np.bool_))
         else:
-            self._open = manager.plan_replay(tokens, stored, option.grade, salt=salt, extra_keys=keys, floor=floor)
+            self._open = manager.colder.plan_replay(
+                tokens, stored, option.grade, salt=salt, extra_keys=keys, floor=floor
+            )
 
     @whole
     def _finish(self, good: npt.NDArray[np.bool_]) -> None:
@@ -208,7 +210,7 @@ class Recoverer:
             (plan, _), self._open = self._open, None
             if self._source is not None and self._source.taken is plan:
                 return
-            self._engine.manager.finish_load(plan, good if len(good) else np.zeros(len(plan), dtype=np.bool_))
+            self._engine.manager.colder.finish_load(plan, good if len(good) else np.zeros(len(plan), dtype=np.bool_))
 
     def _replay(
         self, option: Option, tokens: Int32Array, plan: TransferPlan, made: npt.NDArray[np.bool_]
