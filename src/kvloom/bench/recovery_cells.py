@@ -68,7 +68,12 @@ class Cell:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        shown = {"best": self.best, "regret": self.regret, "against_recompute": self.against_computing, "noise": self.noise}
+        shown = {
+            "best": self.best,
+            "regret": self.regret,
+            "against_recompute": self.against_computing,
+            "noise": self.noise,
+        }
         return asdict(self) | shown
 
 

@@ -13,9 +13,7 @@ from kvloom.errors import InputError
 _WAYS = ("recompute", "restore", "exact_replay")
 
 
-def sweep_of(
-    short: bool, models: str, contexts: str, speeds: str, rounds: int | None, cell_s: float | None
-) -> Sweep:
+def sweep_of(short: bool, models: str, contexts: str, speeds: str, rounds: int | None, cell_s: float | None) -> Sweep:
     """What to measure; InputError for a model, a context or a speed that there is not."""
     sweep = SHORT if short else Sweep()
     if models:

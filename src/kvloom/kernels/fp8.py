@@ -116,7 +116,9 @@ def _round(x: AnyArray, out: AnyArray, shift: Any, word: Any, width: int, drop: 
     """
     for i in range(_BLOCK):
         rounded = word(word(x[i] + shift) + word(word(x[i] >> word(drop)) & word(1)))
-        out[i] = np.uint8(word(word(rounded >> word(drop)) & word(0x7F)) | word(word(rounded >> word(width - 8)) & word(0x80)))
+        out[i] = np.uint8(
+            word(word(rounded >> word(drop)) & word(0x7F)) | word(word(rounded >> word(width - 8)) & word(0x80))
+        )
 
 
 # Largest magnitudes first, for as many blocks as stay in the nearest cache: twice as fast as block by block, since no

@@ -12,6 +12,8 @@ from kvloom.types import AnyArray
 
 _RIDGE = 1e-7
 _MOST = 3.0
+_STALE = 8
+"""Observations that the rates by which another one is weighted may not know."""
 
 
 class Fit:
@@ -26,7 +28,7 @@ class Fit:
 
     Attributes:
         observations: how many there were.
-        error: moving mean of the relative error of estimates made right before the observation.
+        error: moving mean of the relative error of estimates made shortly before the observation.
     """
 
     def __init__(self, features: int, keep: float = 0.97, prior: tuple[Sequence[float], float] | None = None) -> None:
@@ -37,6 +39,7 @@ class Fit:
         if prior is not None:
             self._prior = np.array(prior[0], dtype=np.float64) / prior[1]
         self._rates: npt.NDArray[np.float64] | None = None
+        self._behind = 0
         self.observations = 0
         self.error = 0.0
 
@@ -44,15 +47,16 @@ class Fit:
         """It took ``seconds``; what is not positive is left out."""
         if seconds <= 0.0:
             return
-        expected = self.estimate(work) if self.knows else 0.0
+        row = np.array(work, dtype=np.float64)
+        expected = float(np.dot(self._recent(), row)) if self.knows else 0.0
         if expected > 0.0:
             self.error += 0.2 * (abs(expected / seconds - 1.0) - self.error)
         else:
             expected = seconds
-        row = np.array(work, dtype=np.float64) / expected
+        row /= expected
         self._squares = self._keep * self._squares + np.outer(row, row)
         self._targets = self._keep * self._targets + min(seconds / expected, _MOST) * row
-        self._rates = None
+        self._behind += 1
         self.observations += 1
 
     @property
@@ -69,12 +73,17 @@ class Fit:
         """Seconds per unit of every feature; ValueError before the first observation, without a prior."""
         if not self.knows:
             raise ValueError("nothing was observed yet")
-        if self._rates is None:
+        if self._rates is None or self._behind:
             squares, targets = self._squares, self._targets
             if self._prior is not None:
                 squares, targets = squares + np.outer(self._prior, self._prior), targets + self._prior
-            self._rates = _non_negative(squares, targets)
+            self._rates, self._behind = _non_negative(squares, targets), 0
         return self._rates
+
+    def _recent(self) -> npt.NDArray[np.float64]:
+        """Rates that may not know the last few observations: after every forward of a prompt solving would cost time."""
+        rates = self._rates
+        return self.rates if rates is None or self._behind >= min(_STALE, self.observations // 4) else rates
 
 
 def _non_negative(squares: AnyArray, targets: AnyArray) -> npt.NDArray[np.float64]:
