@@ -189,9 +189,12 @@ def test_a_load_is_given_up_when_it_is_not_worth_it() -> None:
     assert compute is not None
     assert not choice.give_up(0.9 * PATIENCE * compute, 0.0), "a tenth is always waited for"
     assert choice.give_up(1.01 * PATIENCE * compute, 0.0), "nothing came"
-    late = PATIENCE * compute / (load * LATE)
-    assert not choice.give_up(1.2 * PATIENCE * compute, 0.0, 1.3 * late), "its first piece was not expected yet"
-    assert choice.give_up(1.4 * PATIENCE * compute, 0.0, 1.3 * late), "nor did it come then"
+    assert load is not None
+    latency, first = choice.chosen.latency_s, 0.3
+    due = latency + first * (load - latency)
+    assert due > PATIENCE * compute
+    assert not choice.give_up(0.99 * LATE * due, 0.0, first), "its first piece is hardly late"
+    assert choice.give_up(1.01 * LATE * due, 0.0, first), "nor did it come then"
     assert choice.give_up(0.2 * compute, 0.1), "at this rate it ends later than computing would"
     assert not choice.give_up(0.2 * compute, 0.5), "on time"
     assert not choice.give_up(0.5 * compute, 0.9)
@@ -230,7 +233,7 @@ def test_what_happens_is_learned_and_shown() -> None:
 
 
 def test_what_every_way_costs_beside_its_parts_is_learned() -> None:
-    """Loads of all sizes take 4 ms more than the reads of them: what is small is computed then, what is large loaded."""
+    """Loads of all sizes take 4 ms more than their reads: what is small is computed then, what is large loaded."""
     world, recovery = taught(FAST)
     sizes = [(96, 1 << 14), (1024, 1 << 20), (256, 1 << 16), (2048, 4 << 20)]
 

@@ -144,7 +144,7 @@ def _quantise(
             whole = len(x) == _BLOCK
             largest, least = _extremes(x, _BLOCK, word, most) if whole else _extremes(x, len(x), word, most)
             worst = max(worst, largest)
-            exponent = np.int64(largest >> word(mantissa)) - bias - 8
+            exponent: Any = np.int64(largest >> word(mantissa)) - bias - 8
             if (largest & word((1 << mantissa) - 1)) > word(3 << (mantissa - 2)):
                 exponent += 1  # above 1.75 * 2**8
             exponent = max(exponent, lowest)

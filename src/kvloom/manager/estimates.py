@@ -81,7 +81,7 @@ class Fit:
         return self._rates
 
     def _recent(self) -> npt.NDArray[np.float64]:
-        """Rates that may not know the last few observations: after every forward of a prompt solving would cost time."""
+        """Rates that may not know the last few observations: solving after every forward of a prompt takes time."""
         rates = self._rates
         return self.rates if rates is None or self._behind >= min(_STALE, self.observations // 4) else rates
 
