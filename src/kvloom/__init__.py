@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
     from kvloom.eviction import EvictionPolicy
     from kvloom.manager import CachedSequence, KindStats, Manager, Stats
-    from kvloom.manager.manager import Batch
+    from kvloom.manager.decoding import Batch
     from kvloom.manager.ranges import TokenRange
     from kvloom.plan import ArenaGeometry, CopyPlan, Explanation, Limit
     from kvloom.spec.from_config import spec_from_config
@@ -40,7 +40,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "ArenaGeometry": "kvloom.plan",
-    "Batch": "kvloom.manager.manager",
+    "Batch": "kvloom.manager.decoding",
     "CacheConfig": "kvloom.config",
     "CachedSequence": "kvloom.manager",
     "CapacityError": "kvloom.errors",

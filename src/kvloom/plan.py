@@ -94,7 +94,7 @@ class Explanation:
     limits: Sequence[Limit]
 
     def with_limits(self, more: Sequence[Limit]) -> Explanation:
-        """The same with more limits, for example what ``Manager.explain_load`` says of a colder tier."""
+        """The same with more limits, for example what ``ColderTiers.explain_load`` says of a colder tier."""
         return replace(self, limits=(*self.limits, *more))
 
     def __str__(self) -> str:

@@ -58,7 +58,7 @@ def check_nothing_is_held(engine: Engine) -> None:
     gc.collect()
     engine.close_dropped()
     engine.cold.settle()
-    engine.cold._drop_ahead()
+    engine.cold.forget_all_ahead()
     assert engine.cold.flush(20)
     engine.manager.check_integrity()
     assert len(engine.manager.running()) == 0

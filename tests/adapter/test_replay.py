@@ -344,12 +344,12 @@ def test_bad_input_is_refused(lab: Any) -> None:
     keys = (("kvloom.abi", engine._abi(engine.seen())),)
     from kvloom.adapters.transformers.recovering import NOTHING
 
-    plan, made = engine.manager.plan_replay(tokens[:-1], NOTHING, Grade.FAITHFUL, extra_keys=keys)
+    plan, made = engine.manager.colder.plan_replay(tokens[:-1], NOTHING, Grade.FAITHFUL, extra_keys=keys)
     with pytest.raises(InputError, match="needs a span"):
         replayer.run(tokens, plan, made, replayer.span(640))
     engine.model.train()
     with pytest.raises(UnsupportedError, match="training mode"):
         replayer.run(tokens, plan, made, replayer.span(plan.position))
     engine.model.eval()
-    engine.manager.finish_load(plan, np.zeros(len(plan), dtype=np.bool_))
+    engine.manager.colder.finish_load(plan, np.zeros(len(plan), dtype=np.bool_))
     assert replayed_groups(engine.spec) == (1,)

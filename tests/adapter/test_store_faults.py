@@ -46,7 +46,7 @@ def test_c6_d5_one_damaged_object_costs_one_boundary(shop: Shop) -> None:
     ids = shop.ids()
     assert shop.once("qwen3_next", ids) == 0
     with shop.engine("qwen3_next") as engine:
-        chain = engine.manager.chain(np.array(ids[:-1], dtype=np.int32), extra_keys=keys_of(engine))
+        chain = engine.manager.colder.chain(np.array(ids[:-1], dtype=np.int32), extra_keys=keys_of(engine))
         places = engine.cold.tiers[0].lookup(engine.manager.layout, chain.digests).places
         snapshot = next(g for g, group in enumerate(engine.spec.groups) if group.is_snapshot)
         last = places.take((places.rows == len(chain.digests) - 1) & (places.entries["group"] == snapshot))

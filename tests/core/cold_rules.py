@@ -108,7 +108,7 @@ def fill(e: ToyEngine, plan: TransferPlan, tokens: list[int]) -> None:
 
 
 def planned(e: ToyEngine, tokens: list[int], position: int, **options: Any) -> TransferPlan:
-    plan = e.manager.plan_load(ids(tokens), all_of(e.manager, position), **options)
+    plan = e.manager.colder.plan_load(ids(tokens), all_of(e.manager, position), **options)
     assert plan is not None
     assert plan.position == position
     return plan

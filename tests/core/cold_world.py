@@ -23,7 +23,6 @@ from kvloom.config import Device
 from kvloom.core.fields import CARRIED, COL_BASE, GRADE, NTOKENS, OWNER, PARENT, PINS, SLOT_BASE, STATE
 from kvloom.core.geometry import fits
 from kvloom.core.lifecycle import COMMITTED, LOADING, QUARANTINED
-from kvloom.core.page_table import PUBLISHED
 from kvloom.core.policies import resumable
 from kvloom.errors import CapacityError
 from kvloom.manager import CachedSequence, Manager
@@ -117,7 +116,7 @@ class ColdLife:
     def on_device(self, salt: bytes) -> Presence:
         """Every object of a namespace on the device, from the raw arrays."""
         a = self.manager.arrays
-        namespace = self.manager._namespaces.get(self.manager._name(salt, ()))
+        namespace = self.manager.namespaces.find(salt, ())
         found: Presence = {}
         self.nodes = {}
         if namespace is None:
@@ -217,9 +216,9 @@ class ColdLife:
         tokens, stored, device = prompt[:-1], self.stored[salt], self.on_device(salt)
         unkept = self.manager.transfers.unkept
         try:
-            plan = self.manager.plan_load(array(tokens), self.of_chain(salt, tokens), salt=salt, floor=floor)
+            plan = self.manager.colder.plan_load(array(tokens), self.of_chain(salt, tokens), salt=salt, floor=floor)
         except CapacityError:
-            assert salt not in {ns.salt for ns in self.manager._namespaces.values()}
+            assert salt not in {ns.salt for ns in self.manager.namespaces}
             return
         reused = self.rules.best(tokens, floor, self.known(device, tokens), device)
         position = self.rules.best(tokens, floor, self.rules.rows(tokens), device, stored)
@@ -276,7 +275,7 @@ class ColdLife:
         for place, slot, grade, arrived in zip(places, plan.slot.tolist(), plan.grade.tolist(), good, strict=True):
             content = self.rules.content(tokens, plan.position, place, grade)
             self.engine.arena.slots[(place[1], slot)] = content if arrived else [GARBAGE] * len(content)
-        self.manager.finish_load(plan, good)
+        self.manager.colder.finish_load(plan, good)
         self.ended = [*self.ended[-3:], plan]
         self.manager.check_integrity()
         after = self.on_device(salt)
@@ -302,7 +301,7 @@ class ColdLife:
         for place, slot, grade in self._items(plan):
             self.engine.arena.slots[(place[1], slot)] = self.rules.content(tokens, plan.position, place, grade)
         ignored = self.manager.transfers.ignored
-        self.manager.begin_arriving(plan)
+        self.manager.colder.begin_arriving(plan)
         load.arriving = True
         self.manager.check_integrity()
         after = self.on_device(salt)
@@ -311,7 +310,7 @@ class ColdLife:
             assert self.rules.grade(after, tokens, plan.position, place) == max(before, grade)
         assert self.manager.transfers.ignored == ignored
         if self.random.random() < 0.2:
-            self.manager.begin_arriving(plan)
+            self.manager.colder.begin_arriving(plan)
             assert self.manager.transfers.ignored == ignored + 1
         self.seen.arriving += 1
         self._open((*tokens, 1), salt, load.floor, at_least=self._still(load, after))
@@ -333,13 +332,13 @@ class ColdLife:
         bad = {(place[1], slot) for (place, slot, _), here in zip(self._items(plan), good, strict=True) if not here}
         readers = {id(sequence) for sequence, _ in self.running if sequence.broken or self._reads(sequence) & bad}
         if self.random.random() < 0.5:  # the end comes later than what it was
-            self.manager.withdraw(plan, good)
+            self.manager.colder.withdraw(plan, good)
             self.manager.check_integrity()
             assert (a.slot[slots, PINS] > 0).all(), "a slot that a late write may reach was given away"
             assert (a.slot[slots[~good], STATE] == QUARANTINED).all()
         for group, slot in bad:
             self.engine.arena.slots[(group, slot)] = [GARBAGE] * len(self.engine.arena.slots[(group, slot)])
-        self.manager.finish_load(plan, good)
+        self.manager.colder.finish_load(plan, good)
         self.ended = [*self.ended[-3:], plan]
         self.manager.check_integrity()
         after = self.on_device(salt)
@@ -417,9 +416,8 @@ class ColdLife:
         if not tokens:
             return
         floor = self.random.choice(list(Grade))
-        plan = self.manager.plan_store(sequence, self.of_chain(salt, tokens), floor)
-        device = self._path_of(sequence, self.on_device(salt), tokens)
-        stored = self.stored[salt]
+        stored, device = self.stored[salt], self.on_device(salt)
+        plan = self.manager.colder.plan_offload(array(tokens), self.of_chain(salt, tokens), salt=salt, floor=floor)
         position = self.rules.best(tokens, floor, self.rules.rows(tokens), device, stored)
         lacking = {
             (*place, grade)
@@ -440,13 +438,6 @@ class ColdLife:
         self.seen.stores += 1
         if self.random.random() < 0.5:
             self.finish_store()
-
-    def _path_of(self, sequence: CachedSequence, device: Presence, tokens: Tokens) -> Presence:
-        """What of ``device`` lies on the path of a sequence (one that found the index full stands further up)."""
-        segment = self.world.spec.segment_tokens
-        depth = int(self.manager.rows.state[sequence.row, PUBLISHED])
-        whole = depth == len(tokens) // segment
-        return {t: o for t, o in device.items() if len(t) <= depth * segment or (whole and t == tokens)}
 
     def finish_store(self) -> None:
         """A store ends; until then its slots held what they held when it was planned."""
@@ -470,7 +461,7 @@ class ColdLife:
                     assert had[1] >= wanted[1], "a store calls something better than it was made"
             end = tokens[: self.rules.row_end(row, plan.position)]
             self.stored[store.salt].setdefault(end, {})[(g, column)] = grade
-        self.manager.finish_store(plan)
+        self.manager.colder.finish_store(plan)
         self.ended = [*self.ended[-3:], plan]
 
     def close(self) -> None:
@@ -498,10 +489,10 @@ class ColdLife:
         if self.ended:
             plan, ignored = self.random.choice(self.ended), self.manager.transfers.ignored
             held = self.manager.arrays.slot[:, PINS].sum()
-            self.manager.finish_load(plan, np.ones(len(plan), dtype=np.bool_))
-            self.manager.finish_store(plan)
-            self.manager.begin_arriving(plan)
-            self.manager.withdraw(plan, np.zeros(len(plan), dtype=np.bool_))
+            self.manager.colder.finish_load(plan, np.ones(len(plan), dtype=np.bool_))
+            self.manager.colder.finish_store(plan)
+            self.manager.colder.begin_arriving(plan)
+            self.manager.colder.withdraw(plan, np.zeros(len(plan), dtype=np.bool_))
             assert self.manager.transfers.ignored == ignored + 4
             assert self.manager.arrays.slot[:, PINS].sum() == held
 
@@ -510,9 +501,9 @@ class ColdLife:
         for sequence, _ in self.running:
             sequence.close()
         for load in self.loads:
-            self.manager.finish_load(load.plan, np.zeros(len(load.plan), dtype=np.bool_))
+            self.manager.colder.finish_load(load.plan, np.zeros(len(load.plan), dtype=np.bool_))
         for store in self.stores:
-            self.manager.finish_store(store.plan)
+            self.manager.colder.finish_store(store.plan)
         self.running, self.loads, self.stores = [], [], []
         self.check()
         assert self.manager.in_use() == 0

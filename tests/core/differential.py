@@ -26,7 +26,7 @@ from kvloom.config import Device
 from kvloom.errors import CapacityError, SequenceError
 from kvloom.eviction import EvictionPolicy
 from kvloom.manager import CachedSequence, Manager
-from kvloom.manager.manager import Batch
+from kvloom.manager.decoding import Batch
 from kvloom.plan import CopyPlan
 from kvloom.types import Grade, Kind
 

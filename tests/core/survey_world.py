@@ -56,7 +56,7 @@ class SurveyLife(ColdLife):
         tokens, device = prompt[:-1], self.on_device(salt)
         tiers = [self.stored[salt], self.far[salt]]
         objects = [self._of(there, tokens) for there in tiers]
-        found = self.manager.survey(array(tokens), objects, salt=salt, floor=floor)
+        found = self.manager.colder.survey(array(tokens), objects, salt=salt, floor=floor)
         self._check_survey(found, tokens, floor, device, tiers)
         if found.replayed and self.random.random() < 0.7:
             self._replay(self.random.choice(found.replayed), tokens, salt, floor, device, tiers)
@@ -149,7 +149,7 @@ class SurveyLife(ColdLife):
                     items.append((row, group, column, grade))
         items.sort(key=lambda item: item[3])
         grade = min(Grade.FAITHFUL, reach.grade)
-        both = self.manager.plan_replay(array(head), stored_objects(items), grade, salt=salt, floor=floor)
+        both = self.manager.colder.plan_replay(array(head), stored_objects(items), grade, salt=salt, floor=floor)
         if grade < floor:
             assert both is None
             return
@@ -171,7 +171,7 @@ class SurveyLife(ColdLife):
         assert made.any()
         self._check_needs(plan, plan.position)
         self._check_slots(plan, LOADING)
-        slots = self.manager.prefix_slots(plan)
+        slots = self.manager.colder.prefix_slots(plan)
         arriving = {(g, s) for g, s in zip(plan.group.tolist(), plan.slot.tolist(), strict=True)}
         for group in self.rules.groups:
             if group.kind not in PREFIX:

@@ -25,10 +25,10 @@ ROOM = 500
 
 def load(e: ToyEngine, tokens: list[int], stored: StoredObjects, floor: Grade = LOW) -> int:
     """Bring what ``stored`` has of ``tokens`` to the device; returns the position that it allows."""
-    plan = e.manager.plan_load(ids(tokens), stored, floor=floor)
+    plan = e.manager.colder.plan_load(ids(tokens), stored, floor=floor)
     assert plan is not None
     fill(e, plan, tokens)
-    e.manager.finish_load(plan, all_good(plan))
+    e.manager.colder.finish_load(plan, all_good(plan))
     return plan.position
 
 
@@ -64,7 +64,7 @@ def test_only_who_accepts_it_hits(spec: ModelSpec, tail: int) -> None:
     prompt = prompt_of(position + 1)
     stored = all_of(e.manager, position, LOW)
     for floor in (FAITHFUL, CANONICAL):
-        assert e.manager.plan_load(ids(prompt[:-1]), stored, floor=floor) is None
+        assert e.manager.colder.plan_load(ids(prompt[:-1]), stored, floor=floor) is None
     assert load(e, prompt[:-1], stored) == position
     for floor in (FAITHFUL, CANONICAL):
         miss = e.open(prompt, floor=floor)
@@ -230,17 +230,17 @@ def test_what_is_stored_of_it_is_approximate(spec: ModelSpec) -> None:
     e.prefill(s, prompt[:-1])
     e.finish(s.checkpoint())
     for floor in (FAITHFUL, CANONICAL):
-        assert e.manager.plan_store(s, NOTHING, floor) is None
-    plan = e.manager.plan_store(s, NOTHING, LOW)
+        assert e.manager.colder.plan_offload(s.tokens, NOTHING, floor=floor) is None
+    plan = e.manager.colder.plan_offload(s.tokens, NOTHING, floor=LOW)
     assert plan is not None
     assert plan.position == len(prompt) - 1
     assert set(plan.grade.tolist()) == {int(LOW)}
     stored = StoredObjects(plan.row, plan.group, plan.column, plan.grade)
-    e.manager.finish_store(plan)
-    assert e.manager.plan_store(s, stored, LOW) is None, "the tier has it as good"
+    e.manager.colder.finish_store(plan)
+    assert e.manager.colder.plan_offload(s.tokens, stored, floor=LOW) is None, "the tier has it as good"
     end(e, s)
     other = engine(spec, ROOM)
-    assert other.manager.plan_load(ids(prompt[:-1]), stored) is None
+    assert other.manager.colder.plan_load(ids(prompt[:-1]), stored) is None
     assert load(other, prompt[:-1], stored) == len(prompt) - 1
     assert grades(other) == {LOW}
     assert other.open(prompt).reused == 0
@@ -286,7 +286,7 @@ def test_it_never_takes_the_place_of_better_state(spec: ModelSpec) -> None:
     segment = spec.segment_tokens
     prompt = prompt_of(3 * segment + 1)
     e.request(prompt, keep=False)
-    assert e.manager.plan_load(ids(prompt[:-1]), all_of(e.manager, 3 * segment, LOW), floor=LOW) is None
+    assert e.manager.colder.plan_load(ids(prompt[:-1]), all_of(e.manager, 3 * segment, LOW), floor=LOW) is None
     e.manager.drop(spec.groups[0].name)
     a = e.manager.arrays
     before = (a.slot[:, STATE] == COMMITTED) & (a.slot[:, GRADE] == int(CANONICAL))
@@ -307,7 +307,7 @@ def test_it_never_takes_the_place_of_better_state(spec: ModelSpec) -> None:
 
 
 def limits(e: ToyEngine, tokens: list[int], stored: StoredObjects, floor: Grade = FAITHFUL) -> list[tuple[object, ...]]:
-    found = e.manager.explain_load(ids(tokens), stored, tier="disk", floor=floor)
+    found = e.manager.colder.explain_load(ids(tokens), stored, tier="disk", floor=floor)
     return [(x.reason, x.position, x.tier, x.kind, x.group) for x in found]
 
 
@@ -340,7 +340,7 @@ def test_a_load_that_only_its_grade_forbids_is_explained(spec: ModelSpec, tail: 
     assert limits(e, tokens, NOTHING) == []
     assert e.manager.stats().nodes == 0, "asking changes nothing"
     miss = e.open([*tokens, 1])
-    both = miss.explanation.with_limits(e.manager.explain_load(ids(tokens), stored, tier="disk"))
+    both = miss.explanation.with_limits(e.manager.colder.explain_load(ids(tokens), stored, tier="disk"))
     assert [x.reason for x in both.limits] == [Reason.EMPTY, *(x[0] for x in found)]
     assert "in tier disk" in str(both)
 
@@ -361,9 +361,9 @@ def test_another_namespace_has_its_own() -> None:
     e = engine(specs.FULL, ROOM)
     tokens = prompt_of(11)
     stored = all_of(e.manager, 11, LOW)
-    found = e.manager.explain_load(ids(tokens), stored, tier="disk", salt=b"tenant")
+    found = e.manager.colder.explain_load(ids(tokens), stored, tier="disk", salt=b"tenant")
     assert [x.position for x in found] == [0]
-    assert e.manager.explain_load(ids(tokens[:3]), NOTHING, tier="disk", salt=b"tenant") == ()
+    assert e.manager.colder.explain_load(ids(tokens[:3]), NOTHING, tier="disk", salt=b"tenant") == ()
     before = e.manager.arrays.node.copy()
-    e.manager.explain_load(ids(tokens), stored, tier="disk", salt=b"other")
+    e.manager.colder.explain_load(ids(tokens), stored, tier="disk", salt=b"other")
     np.testing.assert_array_equal(e.manager.arrays.node, before)

@@ -14,7 +14,7 @@ from tests.core.workshop import engine, ids, prompt_of, squeezed, view
 
 from kvloom.errors import CapacityError, InputError, SequenceError, UnsupportedError
 from kvloom.manager import CachedSequence
-from kvloom.manager.manager import Batch
+from kvloom.manager.decoding import Batch
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import Grade
 
@@ -141,16 +141,16 @@ def test_misuse_is_refused_and_changes_nothing() -> None:
     for wrong in (np.zeros(2, dtype=np.int64), ids([1]), np.zeros((2, 1), dtype=np.int32)):
         with pytest.raises(InputError, match="int32 tokens of shape"):
             e.manager.step(batch, wrong)
-    seen = [view(s) for s in running]
+    seen = [view(e.manager, s) for s in running]
     for tokens in ([1, -1], [-5, 1]):
         with pytest.raises(InputError, match="outside the vocabulary"):
             e.manager.step(batch, ids(tokens))
-    assert [view(s) for s in running] == seen
+    assert [view(e.manager, s) for s in running] == seen
     running[1].append(ids([1]))
     with pytest.raises(SequenceError, match="last append"):
         e.manager.step(batch, ids([1, 1]))
     running[1].rollback()
-    assert [view(s) for s in running] == seen
+    assert [view(e.manager, s) for s in running] == seen
     step(e, batch, [1, 1])
     with pytest.raises(SequenceError, match="finish the batch"):
         running[0].commit()

@@ -70,7 +70,7 @@ def test_b3_every_allocation_fails_once(spec: ModelSpec, operation: Operation) -
     for group, leave in points:
         e, running = prepared(spec)
         with squeezed(e.manager, group, leave):
-            held, seen = holdings(e.manager), view(running)
+            held, seen = holdings(e.manager), view(e.manager, running)
             evicted = {k: v.evictions for k, v in e.manager.stats().kinds.items()}
             if operation is checkpoint:
                 assert len(operation(e, running)) == 0  # best effort: nothing is kept, and that is counted
@@ -82,7 +82,7 @@ def test_b3_every_allocation_fails_once(spec: ModelSpec, operation: Operation) -
                 assert refused.value.needed > 0
             assert holdings(e.manager) == held
             assert {k: v.evictions for k, v in e.manager.stats().kinds.items()} == evicted
-            assert view(running) == seen
+            assert view(e.manager, running) == seen
             e.manager.check_integrity()
         operation(e, running)
         e.manager.check_integrity()

@@ -11,10 +11,13 @@ from pathlib import Path
 import kvloom
 from kvloom.core import (
     block_pool,
+    child_table,
     eviction,
+    graves,
     heat,
     hybrid_match,
     leaf_heap,
+    objects,
     page_table,
     prefix_index,
     progress,
@@ -27,10 +30,13 @@ from kvloom.core import (
 
 MODULES = (
     block_pool,
+    child_table,
     eviction,
+    graves,
     heat,
     hybrid_match,
     leaf_heap,
+    objects,
     page_table,
     prefix_index,
     progress,

@@ -13,7 +13,7 @@ from tests.core.workshop import engine, ids, prompt_of, reason_list, split_engin
 from kvloom.config import Device
 from kvloom.core.fields import COMMITS, EVICTIONS, PAGE_GROUP, PAGE_USED, USED
 from kvloom.core.page_table import FIRST, LAST
-from kvloom.manager import Manager
+from kvloom.manager import CachedSequence, Manager
 from kvloom.spec import ModelSpec
 from kvloom.spec.presets import PRESETS, load_preset
 from kvloom.types import Grade, Kind, Reason
@@ -181,7 +181,7 @@ def test_b4_pages_move_between_kinds_and_nobody_loses_a_live_slot(spec: ModelSpe
     a = e.manager.arrays
     reader = e.open(prompt_of(30, 9))
     e.prefill(reader, prompt_of(29, 9))
-    generations = a.generation[_slots_of(reader)].tolist()
+    generations = a.generation[_slots_of(e.manager, reader)].tolist()
     owners: set[tuple[int, int]] = set()
     for variant in range(40):
         length = 20 + 7 * (variant % 9)
@@ -194,15 +194,14 @@ def test_b4_pages_move_between_kinds_and_nobody_loses_a_live_slot(spec: ModelSpe
         e.check(reader)
     moved = {p for p, _ in owners if len({g for q, g in owners if q == p}) > 1}
     assert moved, "no page ever changed hands: the test shows nothing"
-    assert a.generation[_slots_of(reader)].tolist() == generations
+    assert a.generation[_slots_of(e.manager, reader)].tolist() == generations
     reader.close()
 
 
-def _slots_of(sequence: object) -> list[int]:
+def _slots_of(manager: Manager, sequence: CachedSequence) -> list[int]:
     from kvloom.core.page_table import slot_at
 
-    arrays, rows = sequence.books()  # type: ignore[attr-defined]
-    row = sequence.row  # type: ignore[attr-defined]
+    arrays, rows, row = manager.arrays, manager.rows, sequence.row
     found = []
     for g in range(len(arrays.group)):
         first, last = rows.span[row, g, [FIRST, LAST]].tolist()

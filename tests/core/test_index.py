@@ -10,8 +10,8 @@ from tests.core import specs
 from tests.core.toy_engine import ToyEngine
 from tests.core.workshop import engine, ids, prompt_of, reason_list
 
+from kvloom.core.child_table import SAMPLES, find_child, hash_segment
 from kvloom.core.fields import COL_BASE, COLUMNS, GHOST_HEAD, GHOST_NEXT, NODES_USED, NTOKENS, PARENT, RESIDENT, ROOT
-from kvloom.core.prefix_index import SAMPLES, find_child, hash_segment
 from kvloom.errors import CapacityError, ConfigError
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import Reason

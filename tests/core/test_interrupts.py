@@ -71,7 +71,7 @@ def test_a_close_may_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
         s.close()
     s.close()
     s = e.open(prompt_of(9))
-    with interrupted(monkeypatch, e.manager, "retire"):
+    with interrupted(monkeypatch, e.manager.roster, "retire"):
         s.close()
     s.close()
     e.manager.check_integrity()

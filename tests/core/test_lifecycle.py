@@ -92,11 +92,11 @@ def test_a_sequence_out_of_order_raises_and_changes_nothing() -> None:
         with pytest.raises(SequenceError, match="nothing was appended"):
             act()
     s.append(ids([1]))
-    seen = view(s)
+    seen = view(e.manager, s)
     for act in (lambda: s.append(ids([1])), s.checkpoint, s.fork):
         with pytest.raises(SequenceError, match="append"):
             act()
-    assert view(s) == seen
+    assert view(e.manager, s) == seen
     e.manager.check_integrity()
     s.close()
     for act in (lambda: s.append(ids([1])), s.commit, s.rollback, s.checkpoint, s.fork, s.check):

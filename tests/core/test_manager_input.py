@@ -47,13 +47,13 @@ def test_tokens_that_are_none(tokens: Any, message: str) -> None:
     e = engine(specs.FULL, 64)
     s = e.open([1, 2, 3])
     e.step(s, [1, 2])
-    held, seen = holdings(e.manager), view(s)
+    held, seen = holdings(e.manager), view(e.manager, s)
     for act in (e.manager.open, s.append):
         with pytest.raises(InputError) as refused:
             act(tokens)
         assert message in str(refused.value) or (act == s.append and "position" in message)
     assert holdings(e.manager) == held
-    assert view(s) == seen
+    assert view(e.manager, s) == seen
     e.step(s, [1, 2])
 
 

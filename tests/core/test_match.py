@@ -16,7 +16,8 @@ from kvloom.core.block_pool import release, take_slot
 from kvloom.core.fields import COL_BASE, COLUMNS, GRADE, NTOKENS, SLOT_BASE
 from kvloom.core.hybrid_match import best_boundary, first_bad_group, walk
 from kvloom.core.lifecycle import READY, move
-from kvloom.core.prefix_index import adopt, drop_anchor, new_node, refresh_spine, take_node
+from kvloom.core.objects import adopt, refresh_spine
+from kvloom.core.prefix_index import drop_anchor, new_node, take_node
 from kvloom.manager import Manager
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import Kind
@@ -142,7 +143,7 @@ def test_the_match_is_the_deepest_boundary_that_brute_force_finds(spec: ModelSpe
     found: set[Boundary] = set()
     for seed in range(60):
         tree = Tree(spec, seed)
-        tree.manager._namespaces.clear()
+        tree.manager.namespaces.by_name.clear()
         for limit in {tree.random.randint(0, len(tree.tokens) - 1) for _ in range(12)} | {len(tree.tokens) - 1}:
             depth, _ = walk(tree.arrays, tree.root, tree.tokens, limit, 0, path)
             assert path[: depth + 1].tolist() == tree.nodes[: depth + 1]

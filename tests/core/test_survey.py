@@ -41,12 +41,12 @@ def test_lost_windows_leave_a_boundary_for_replay() -> None:
     e = engine(specs.FULL_WINDOW, 200)
     prompt = prompt_of(29)
     e.request(prompt)
-    assert e.manager.survey(ids(prompt[:-1])).replayed == ()
+    assert e.manager.colder.survey(ids(prompt[:-1])).replayed == ()
     e.manager.drop(Kind.WINDOW)
-    found = e.manager.survey(ids(prompt[:-1]))
+    found = e.manager.colder.survey(ids(prompt[:-1]))
     assert found.reused == 0
     assert [(r.position, r.tiers, r.missing) for r in found.replayed] == [(28, 0, (1,))]
-    both = e.manager.plan_replay(ids(prompt[:-1]), NOTHING, Grade.CANONICAL)
+    both = e.manager.colder.plan_replay(ids(prompt[:-1]), NOTHING, Grade.CANONICAL)
     assert both is not None
     plan, made = both
     assert made.all()
@@ -54,12 +54,12 @@ def test_lost_windows_leave_a_boundary_for_replay() -> None:
     assert set(plan.grade.tolist()) == {int(Grade.FAITHFUL)}, "computed state is never called canonical"
     e.manager.check_integrity()
     e.manager.evict(10**9)
-    slots = e.manager.prefix_slots(plan)
+    slots = e.manager.colder.prefix_slots(plan)
     assert (len(slots[0]), len(slots[1])) == (7, 0), "what the replay reads stays while everything else goes"
-    e.manager.finish_load(plan, np.zeros(len(plan), dtype=np.bool_))
+    e.manager.colder.finish_load(plan, np.zeros(len(plan), dtype=np.bool_))
     e.manager.check_integrity()
     with pytest.raises(InputError, match="the load has ended"):
-        e.manager.prefix_slots(plan)
+        e.manager.colder.prefix_slots(plan)
 
 
 def test_lost_prefix_objects_are_no_replay() -> None:
@@ -68,8 +68,8 @@ def test_lost_prefix_objects_are_no_replay() -> None:
     e.request(prompt)
     e.manager.drop(Kind.WINDOW)
     e.manager.drop("full", 8)
-    assert [r.position for r in e.manager.survey(ids(prompt[:-1])).replayed] == [8]
-    assert e.manager.plan_replay(ids(prompt[:-1]), NOTHING, Grade.FAITHFUL) is None
+    assert [r.position for r in e.manager.colder.survey(ids(prompt[:-1])).replayed] == [8]
+    assert e.manager.colder.plan_replay(ids(prompt[:-1]), NOTHING, Grade.FAITHFUL) is None
     e.manager.check_integrity()
     assert len(e.manager.transfers) == 0
     near = all_of(e.manager, 28)
@@ -77,7 +77,7 @@ def test_lost_prefix_objects_are_no_replay() -> None:
     tier = stored_objects(
         zip(*(getattr(near, name)[prefix].tolist() for name in ("row", "group", "column", "grade")), strict=True)
     )
-    found = e.manager.survey(ids(prompt[:-1]), [NOTHING, tier])
+    found = e.manager.colder.survey(ids(prompt[:-1]), [NOTHING, tier])
     assert [(r.position, r.tiers, r.tier_objects) for r in found.replayed] == [(8, 0, (0, 0)), (28, 2, (0, 1))]
 
 
@@ -86,8 +86,8 @@ def test_a_canonical_request_gets_no_replay() -> None:
     prompt = prompt_of(25)
     e.request(prompt)
     e.manager.drop(Kind.WINDOW)
-    assert e.manager.survey(ids(prompt[:-1]), floor=Grade.CANONICAL).replayed != ()
-    plan = e.manager.plan_replay(ids(prompt[:-1]), NOTHING, Grade.CANONICAL, floor=Grade.CANONICAL)
+    assert e.manager.colder.survey(ids(prompt[:-1]), floor=Grade.CANONICAL).replayed != ()
+    plan = e.manager.colder.plan_replay(ids(prompt[:-1]), NOTHING, Grade.CANONICAL, floor=Grade.CANONICAL)
     assert plan is None
 
 
@@ -97,9 +97,9 @@ def test_an_approximate_replay_is_no_hit_for_others() -> None:
     e.request(prompt)
     e.manager.drop(Kind.WINDOW)
     floor = Grade.APPROXIMATE
-    both = e.manager.plan_replay(ids(prompt[:-1]), NOTHING, Grade.APPROXIMATE, floor=floor)
+    both = e.manager.colder.plan_replay(ids(prompt[:-1]), NOTHING, Grade.APPROXIMATE, floor=floor)
     assert both is not None
-    e.manager.finish_load(both[0], np.ones(len(both[0]), dtype=np.bool_))
+    e.manager.colder.finish_load(both[0], np.ones(len(both[0]), dtype=np.bool_))
     low = e.manager.open(ids(prompt), floor=floor)
     assert (low.reused, low.grade) == (24, Grade.APPROXIMATE)
     low.close()
@@ -107,10 +107,10 @@ def test_an_approximate_replay_is_no_hit_for_others() -> None:
     assert high.reused == 0
     assert next(limit.reason.value for limit in high.explanation.limits) == "grade"
     high.close()
-    assert [r.position for r in e.manager.survey(ids(prompt[:-1])).replayed] == [24], "an exact one replaces it"
-    both = e.manager.plan_replay(ids(prompt[:-1]), NOTHING, Grade.FAITHFUL)
+    assert [r.position for r in e.manager.colder.survey(ids(prompt[:-1])).replayed] == [24], "an exact one replaces it"
+    both = e.manager.colder.plan_replay(ids(prompt[:-1]), NOTHING, Grade.FAITHFUL)
     assert both is not None
-    e.manager.finish_load(both[0], np.ones(len(both[0]), dtype=np.bool_))
+    e.manager.colder.finish_load(both[0], np.ones(len(both[0]), dtype=np.bool_))
     high = e.manager.open(ids(prompt))
     assert (high.reused, high.grade) == (24, Grade.FAITHFUL)
     high.close()
@@ -120,4 +120,4 @@ def test_an_approximate_replay_is_no_hit_for_others() -> None:
 def test_watched_managers_refuse() -> None:
     manager = WatchedManager(specs.FULL_WINDOW, [Device(200 * 1024)], watch=lambda event: None)
     with pytest.raises(UnsupportedError, match="cannot be recorded"):
-        manager.plan_replay(ids(prompt_of(8)), NOTHING, Grade.FAITHFUL)
+        manager.colder.plan_replay(ids(prompt_of(8)), NOTHING, Grade.FAITHFUL)

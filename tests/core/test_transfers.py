@@ -15,6 +15,7 @@ from tests.core.worlds import WORLDS, World
 from kvloom.core.fields import STATE
 from kvloom.core.lifecycle import LOADING
 from kvloom.errors import CapacityError
+from kvloom.plan import StoredObjects
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import Grade
 
@@ -57,14 +58,14 @@ def test_a_prompt_resumes_where_a_full_load_says(spec: ModelSpec, tail: int, gra
     e = engine(spec, 400)
     position = 3 * spec.segment_tokens + tail
     prompt = prompt_of(position + 1)
-    plan = e.manager.plan_load(ids(prompt[:-1]), all_of(e.manager, position, grade), floor=grade)
+    plan = e.manager.colder.plan_load(ids(prompt[:-1]), all_of(e.manager, position, grade), floor=grade)
     assert plan is not None
     fill(e, plan, prompt[:-1])
-    e.manager.finish_load(plan, all_good(plan))
+    e.manager.colder.finish_load(plan, all_good(plan))
     sequence = e.open(prompt, floor=grade)
     assert (sequence.reused, sequence.grade) == (position, grade)
     sequence.close()
-    assert e.manager.plan_load(ids(prompt[:-1]), all_of(e.manager, position, grade), floor=grade) is None
+    assert e.manager.colder.plan_load(ids(prompt[:-1]), all_of(e.manager, position, grade), floor=grade) is None
     e.manager.check_integrity()
 
 
@@ -73,8 +74,8 @@ def test_below_the_floor_is_not_loaded(spec: ModelSpec) -> None:
     e = engine(spec, 400)
     tokens = prompt_of(2 * spec.segment_tokens)
     stored = all_of(e.manager, len(tokens), Grade.FAITHFUL)
-    assert e.manager.plan_load(ids(tokens), stored, floor=Grade.CANONICAL) is None
-    assert e.manager.plan_load(ids(tokens), stored, floor=Grade.FAITHFUL) is not None
+    assert e.manager.colder.plan_load(ids(tokens), stored, floor=Grade.CANONICAL) is None
+    assert e.manager.colder.plan_load(ids(tokens), stored, floor=Grade.FAITHFUL) is not None
 
 
 @pytest.mark.parametrize("spec", HYBRIDS, ids=lambda s: s.name)
@@ -102,7 +103,7 @@ def test_c1_c2_nothing_takes_the_slots_of_a_load_in_flight(spec: ModelSpec) -> N
             assert not mine & slots, taken
     with_same_tokens.close()
     fill(e, plan, prompt[:-1])
-    e.manager.finish_load(plan, all_good(plan))
+    e.manager.colder.finish_load(plan, all_good(plan))
     sequence = e.open(prompt)
     assert sequence.reused == len(prompt) - 1
     sequence.close()
@@ -113,7 +114,7 @@ def test_c2_the_slots_of_an_abandoned_load_are_free(spec: ModelSpec) -> None:
     e = engine(spec, 150)
     tokens = prompt_of(2 * spec.segment_tokens + 3)
     plan = planned(e, tokens, len(tokens))
-    e.manager.finish_load(plan, np.zeros(len(plan), dtype=np.bool_))
+    e.manager.colder.finish_load(plan, np.zeros(len(plan), dtype=np.bool_))
     assert (held(e.manager), e.manager.stats().used, len(e.manager.transfers)) == (0, 0, 0)
     generations = e.manager.arrays.generation.copy()
     again = planned(e, tokens, len(tokens))
@@ -131,7 +132,7 @@ def test_c3_a_slot_that_is_being_stored_is_not_given_away(spec: ModelSpec, forge
     sequence = e.open(prompt)
     e.prefill(sequence, prompt[:-1])
     e.finish(sequence.checkpoint())
-    plan = e.manager.plan_store(sequence, NOTHING)
+    plan = e.manager.colder.plan_offload(sequence.tokens, NOTHING)
     assert plan is not None
     assert plan.position == len(prompt) - 1
     contents = [list(e.arena.read(g, s)) for g, s in zip(plan.group.tolist(), plan.slot.tolist(), strict=True)]
@@ -148,7 +149,7 @@ def test_c3_a_slot_that_is_being_stored_is_not_given_away(spec: ModelSpec, forge
         e.manager.check_integrity()
     now = [list(e.arena.read(g, s)) for g, s in zip(plan.group.tolist(), plan.slot.tolist(), strict=True)]
     assert now == contents
-    e.manager.finish_store(plan)
+    e.manager.colder.finish_store(plan)
     assert held(e.manager) == 0
     e.manager.check_integrity()
 
@@ -158,11 +159,11 @@ def test_c5_an_end_that_nobody_waits_for_is_counted() -> None:
     tokens = prompt_of(20)
     plan = planned(e, tokens, 20)
     fill(e, plan, tokens)
-    e.manager.finish_load(plan, all_good(plan))
+    e.manager.colder.finish_load(plan, all_good(plan))
     before = e.manager.stats()
     for _ in range(3):
-        e.manager.finish_load(plan, all_good(plan))
-        e.manager.finish_store(plan)
+        e.manager.colder.finish_load(plan, all_good(plan))
+        e.manager.colder.finish_store(plan)
     assert e.manager.transfers.ignored == 6
     assert e.manager.stats() == before
     e.manager.check_integrity()
@@ -179,7 +180,7 @@ def test_c6_a_load_that_fails_for_one_group_is_a_shorter_hit(spec: ModelSpec) ->
         if g not in plan.group:
             continue
         fill(e, plan, prompt[:-1])
-        e.manager.finish_load(plan, plan.group != g)
+        e.manager.colder.finish_load(plan, plan.group != g)
         e.manager.check_integrity()
         other = e.request(prompt_of(2 * segment, 5))
         assert other.reused == 0, "other requests go on"
@@ -187,7 +188,7 @@ def test_c6_a_load_that_fails_for_one_group_is_a_shorter_hit(spec: ModelSpec) ->
         assert sequence.reused < 3 * segment
         e.prefill(sequence, prompt[:-1])
         sequence.close()
-        again = e.manager.plan_load(ids(prompt[:-1]), all_of(e.manager, 3 * segment))
+        again = e.manager.colder.plan_load(ids(prompt[:-1]), all_of(e.manager, 3 * segment))
         assert again is None or set(again.group.tolist()) <= set(plan.group.tolist())
 
 
@@ -206,7 +207,7 @@ def test_objects_of_other_boundaries_do_not_help() -> None:
     e = engine(specs.V4, 400)
     for leave_out in range(len(specs.V4.groups)):
         items = [(*place, 2) for place in Rules(e.manager).needed(3 * 16 + 3) if place[1] != leave_out]
-        assert e.manager.plan_load(ids(prompt_of(3 * 16 + 3)), stored_objects(items)) is None
+        assert e.manager.colder.plan_load(ids(prompt_of(3 * 16 + 3)), stored_objects(items)) is None
     assert held(e.manager) == 0
 
 
@@ -215,19 +216,52 @@ def test_more_segments_than_the_index_has_places() -> None:
     tokens = prompt_of(8 * 20)
     for known in (3, 10, 20):
         stored = all_of(e.manager, 8 * known)
-        plan = e.manager.plan_load(ids(tokens), stored)
+        plan = e.manager.colder.plan_load(ids(tokens), stored)
         assert (plan is not None) == (known == 3)
         if plan is not None:
             assert plan.position == 24
-            e.manager.finish_load(plan, np.zeros(len(plan), dtype=np.bool_))
+            e.manager.colder.finish_load(plan, np.zeros(len(plan), dtype=np.bool_))
         e.manager.check_integrity()
     assert e.manager.transfers.unkept == 2
     sequence = e.open(prompt_of(8 * 20))
     e.prefill(sequence, prompt_of(8 * 20))
-    store = e.manager.plan_store(sequence, all_of(e.manager, 8 * 20, Grade.APPROXIMATE))
+    store = e.manager.colder.plan_offload(sequence.tokens, all_of(e.manager, 8 * 20, Grade.APPROXIMATE))
     assert store is not None
-    e.manager.finish_store(store)
+    e.manager.colder.finish_store(store)
     sequence.close()
+    e.manager.check_integrity()
+
+
+@pytest.mark.parametrize("spec", HYBRIDS, ids=lambda s: s.name)
+@pytest.mark.parametrize("answer", [0, 1, 5])
+def test_one_question_plans_what_a_question_for_every_grade_does(spec: ModelSpec, answer: int) -> None:
+    e = engine(spec, 400)
+    prompt = prompt_of(3 * spec.segment_tokens + 3)
+    sequence = e.open(prompt)
+    e.prefill(sequence, prompt[: 2 * spec.segment_tokens])
+    for token in prompt[2 * spec.segment_tokens : 2 * spec.segment_tokens + answer]:
+        e.step(sequence, [token])
+    e.finish(sequence.checkpoint())
+    colder, tokens = e.manager.colder, sequence.tokens
+    expected, have = [], NOTHING
+    for floor in (Grade.CANONICAL, Grade.FAITHFUL, Grade.APPROXIMATE):
+        plan = colder.plan_offload(tokens, have, floor=floor)
+        if plan is not None:
+            expected.append(plan)
+            names = ("row", "group", "column", "grade")
+            have = StoredObjects(*(np.concatenate([getattr(have, n), getattr(plan, n)]) for n in names))
+    plans = colder.plan_units(tokens, NOTHING)
+    assert [plan.position for plan in plans] == [plan.position for plan in expected]
+    assert len(plans) == (1 if answer == 0 else 2)
+    for plan, other in zip(plans, expected, strict=True):
+        for name in ("row", "group", "column", "slot", "grade", "needs"):
+            assert np.array_equal(getattr(plan, name), getattr(other, name)), name
+    assert colder.plan_units(tokens, have) == (), "the tier has all of it"
+    assert colder.plan_units(tokens, NOTHING, salt=b"nobody") == ()
+    for plan in (*plans, *expected):
+        colder.finish_store(plan)
+    sequence.close()
+    assert held(e.manager) == 0
     e.manager.check_integrity()
 
 
@@ -244,12 +278,12 @@ def test_a_load_never_refuses_a_request_that_fits_without_it(spec: ModelSpec, ta
             e.open(prompt).close()
         except CapacityError:
             continue
-        plan = e.manager.plan_load(ids(prompt[:-1]), all_of(e.manager, position))
+        plan = e.manager.colder.plan_load(ids(prompt[:-1]), all_of(e.manager, position))
         if plan is None:
             assert e.manager.transfers.unkept == 1
         else:
             fill(e, plan, prompt[:-1])
-            e.manager.finish_load(plan, all_good(plan))
+            e.manager.colder.finish_load(plan, all_good(plan))
             whole = whole or kib
         sequence = e.open(prompt)
         assert sequence.reused == (position if plan is not None else 0)
@@ -269,13 +303,13 @@ def test_a_full_arena_of_running_requests_is_no_room() -> None:
         except CapacityError:
             break
     used = e.manager.stats().used
-    assert e.manager.plan_load(ids(prompt_of(40)), all_of(e.manager, 40)) is None
+    assert e.manager.colder.plan_load(ids(prompt_of(40)), all_of(e.manager, 40)) is None
     assert e.manager.transfers.unkept == 1
     assert e.manager.stats().used == used
     for sequence in running:
         sequence.close()
     e.manager.check_integrity()
-    assert e.manager.plan_load(ids(prompt_of(40)), all_of(e.manager, 40)) is not None
+    assert e.manager.colder.plan_load(ids(prompt_of(40)), all_of(e.manager, 40)) is not None
 
 
 def test_salts_and_keys_load_apart() -> None:
@@ -283,7 +317,7 @@ def test_salts_and_keys_load_apart() -> None:
     prompt = prompt_of(25)
     plan = planned(e, prompt[:-1], 24, salt=b"tenant", extra_keys=(("lora", "a"),))
     fill(e, plan, prompt[:-1])
-    e.manager.finish_load(plan, all_good(plan))
+    e.manager.colder.finish_load(plan, all_good(plan))
     for options, reused in (
         ({}, 0),
         ({"salt": b"tenant"}, 0),
@@ -297,10 +331,13 @@ def test_salts_and_keys_load_apart() -> None:
 
 def test_chains_name_what_opens_find() -> None:
     manager = engine(specs.FULL_WINDOW, 80).manager
-    chain = manager.chain(ids(prompt_of(21)), salt=b"x")
+    chain = manager.colder.chain(ids(prompt_of(21)), salt=b"x")
     assert chain.digests.shape == (3, 32)
     assert chain.segment == 8
-    shorter, other = manager.chain(ids(prompt_of(16)), salt=b"x"), manager.chain(ids(prompt_of(21)), salt=b"y")
+    shorter, other = (
+        manager.colder.chain(ids(prompt_of(16)), salt=b"x"),
+        manager.colder.chain(ids(prompt_of(21)), salt=b"y"),
+    )
     assert (chain.digests[:2] == shorter.digests).all()
     assert chain.root == shorter.root != other.root
     assert not (chain.digests == other.digests).all(axis=1).any()

@@ -30,7 +30,7 @@ def arguments(e: ToyEngine, **changes: Any) -> dict[str, Any]:
     """What the manager would hand to ``verify`` for ``PROMPT``, with changes."""
     m = e.manager
     path = np.zeros(20, dtype=np.int32)
-    root = next(iter(m._namespaces.values())).root
+    root = next(iter(m.namespaces)).root
     _, depth = walk(m.arrays, root, ids(PROMPT), 33, int(Grade.FAITHFUL), path)
     position, at, checkpoint = best_boundary(m.arrays, path, depth, ids(PROMPT), 33, int(Grade.FAITHFUL))
     assert (position, at) == (33, 2)

@@ -31,7 +31,7 @@ def engine(spec: ModelSpec, kib: int, **options: Any) -> ToyEngine:
 
 def cut_statically() -> AbstractContextManager[Any]:
     """While inside, new managers split their arenas statically, although pages could move in them."""
-    return patch("kvloom.manager.manager.plan_geometry", split_statically)
+    return patch("kvloom.manager.books.plan_geometry", split_statically)
 
 
 def split_engine(spec: ModelSpec, kib: int, **options: Any) -> ToyEngine:
@@ -101,9 +101,9 @@ def _entries(rows: Rows, row: int, group: int) -> list[int]:
     return [int(rows.table[row, place(rows, group, block)]) for block in range(first, last)]
 
 
-def view(sequence: CachedSequence) -> dict[str, Any]:
+def view(manager: Manager, sequence: CachedSequence) -> dict[str, Any]:
     """What a sequence shows."""
-    rows = sequence.books()[1]
+    rows = manager.rows
     groups = range(len(rows.shape))
     return {
         "numbers": (sequence.length, sequence.reused, sequence.grade, sequence.broken, sequence.closed, sequence.node),

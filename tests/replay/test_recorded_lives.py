@@ -18,7 +18,10 @@ from kvloom.config import Device
 from kvloom.errors import CapacityError, InputError, UnsupportedError
 from kvloom.eviction import POLICIES
 from kvloom.manager import CachedSequence, Manager
-from kvloom.manager.watched import WatchedManager, WatchedSequence
+from kvloom.manager.books import Books
+from kvloom.manager.colder import ColderTiers
+from kvloom.manager.single import Single
+from kvloom.manager.watched import UntoldTiers, WatchedManager, WatchedSequence
 from kvloom.plan import StoredObjects
 from kvloom.replay.codec import MARK
 from kvloom.replay.readers import read_input, read_trace
@@ -32,15 +35,11 @@ TOLD = {"open", "complete", "abandon", "batch", "step", "finish", "evict", "clea
 TOLD_OF_SEQUENCES = {"append", "commit", "rollback", "checkpoint", "fork", "close"}
 REFUSED = {
     *("plan_load", "plan_replay", "finish_load", "begin_arriving", "withdraw"),
-    *("plan_store", "plan_offload", "finish_store"),
+    *("plan_offload", "plan_units", "finish_store"),
 }
-"""What a watched manager does not do."""
+"""What a watched manager does not do about colder tiers."""
+ONLY_LOOK_AT_COLDER = {"chain", "may_take_over", "survey", "prefix_slots", "explain_load"}
 ONLY_LOOK = {
-    "chain",
-    "may_take_over",
-    "survey",
-    "prefix_slots",
-    "explain_load",
     "fill",
     "unkept",
     "peak_bytes",
@@ -51,15 +50,14 @@ ONLY_LOOK = {
     "running",
     "enter",
     "now",
-    "require_open",
 }
 ONLY_LOOK_OF_SEQUENCES = {
-    *("block_table", "first_block", "num_blocks", "live_slot", "ranges", "books", "published_blocks", "belongs_to"),
+    *("block_table", "first_block", "num_blocks", "live_slot", "ranges", "published_blocks", "belongs_to"),
     *("require_usable", "check"),
 }
-WITHIN = {"adopt_fork", "retire", "changed", "no_room", "collect", "tick", "make_node_room", "release_slots"}
+WITHIN = {"namespace", "start", "tick", "release_slots"}
 """What the manager's own parts call."""
-WITHIN_SEQUENCES = {"lease", "plan_abandoned", "distrust", "keep_snapshot", "publish_stepped"}
+WITHIN_SEQUENCES = {"lease", "plan_abandoned", "distrust", "publish_stepped"}
 
 
 class Life(differential.Life):
@@ -153,8 +151,13 @@ def test_every_public_call_is_told_or_only_looks() -> None:
     def public(cls: type) -> set[str]:
         return {name for name, value in vars(cls).items() if not name.startswith("_") and callable(getattr(cls, name))}
 
-    assert public(Manager) - {"sequence_type", "batch_type"} == TOLD | REFUSED | ONLY_LOOK | WITHIN
-    assert vars(WatchedManager).keys() >= TOLD | REFUSED
+    assert Manager.__mro__ == (Manager, Books, Single, object)
+    of_manager = public(Manager) | public(Books) | public(Single)
+    assert of_manager - {"sequence_type", "batch_type", "colder_type"} == TOLD | ONLY_LOOK | WITHIN
+    assert vars(WatchedManager).keys() >= TOLD
+    assert public(ColderTiers) == REFUSED | ONLY_LOOK_AT_COLDER
+    assert vars(UntoldTiers).keys() >= REFUSED
+    assert type(WatchedManager(WORLDS[0].spec, [Device("1MiB")], watch=lambda _: None).colder) is UntoldTiers
     of_sequences = public(CachedSequence)
     assert of_sequences == TOLD_OF_SEQUENCES | ONLY_LOOK_OF_SEQUENCES | WITHIN_SEQUENCES
     assert vars(WatchedSequence).keys() >= TOLD_OF_SEQUENCES
@@ -167,8 +170,9 @@ def test_what_goes_to_a_store_is_refused(tmp_path: Path) -> None:
         manager = WatchedManager(WORLDS[0].spec, [Device("1MiB")], watch=recorder)
         plain = Manager(WORLDS[0].spec, [Device("1MiB")])
         for calls in (
-            lambda m: m.plan_load(np.array([1, 2, 3], np.int32), nothing),
-            lambda m: m.plan_store(m.open([1, 2, 3]), nothing),
+            lambda m: m.colder.plan_load(np.array([1, 2, 3], np.int32), nothing),
+            lambda m: m.colder.plan_offload(np.array([1, 2, 3], np.int32), nothing),
+            lambda m: m.colder.plan_units(np.array([1, 2, 3], np.int32), nothing),
         ):
             assert calls(plain) is None
             with pytest.raises(UnsupportedError, match="cannot be recorded"):
@@ -176,7 +180,7 @@ def test_what_goes_to_a_store_is_refused(tmp_path: Path) -> None:
         ends = [("finish_load", (None, None)), ("begin_arriving", (None,)), ("withdraw", (None, None))]
         for name, arguments in (*ends, ("finish_store", (None,))):
             with pytest.raises(UnsupportedError, match="cannot be recorded"):
-                getattr(manager, name)(*arguments)
+                getattr(manager.colder, name)(*arguments)
 
 
 def test_salts_and_keys_are_not_written_down(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from kvloom.tiers.disk import DiskStore
 from kvloom.tiers.host import HostStore
 from kvloom.tiers.values import Outcome
 from kvloom.transfer.demotion import Demotion
-from kvloom.transfer.lanes import Job, Lane, Urgency
+from kvloom.transfer.jobs import Job, Urgency
+from kvloom.transfer.lanes import Lane
 from kvloom.transfer.options import Admission, TransferOptions
 from kvloom.transfer.stats import TierStats
 

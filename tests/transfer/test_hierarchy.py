@@ -90,7 +90,7 @@ def test_closing_brings_what_only_memory_has_to_disk(tmp_path: Path) -> None:
     world = World(FULL_WINDOW, 1 * MIB, [HostStore(8 * MIB), disk(tmp_path)], options)
     world.serve(offloaded)
     world.settled()
-    world.cold.options = TransferOptions(gpu_watermark=1.0, admission=Admission.REUSED)
+    world.cold.ground.options = TransferOptions(gpu_watermark=1.0, admission=Admission.REUSED)
     world.serve(on_device)
     assert world.cold.stats.tiers["disk"].stores == 0
     world.cold.close()
@@ -117,7 +117,7 @@ def test_a_full_host_moves_what_is_coldest_on_to_disk(tmp_path: Path) -> None:
     assert world.cold.links[1].writing.close(60)
     stored = disk(tmp_path)
     for number, prompt in enumerate(prompts):
-        chain = world.manager.chain(np.array(prompt[:-1], dtype=np.int32))
+        chain = world.manager.colder.chain(np.array(prompt[:-1], dtype=np.int32))
         found = stored.lookup(world.manager.layout, chain.digests)
         assert not (found.boundary[-1] and number % 2), "what was used once is not on disk"
     stored.close()
@@ -220,7 +220,7 @@ class Life:
 
     def end(self) -> None:
         self.world.settled()
-        self.world.cold._drop_ahead()
+        self.world.cold.forget_all_ahead()
         self.world.settled()
         assert self.world.manager.in_use() == 0
         self.world.cold.close()

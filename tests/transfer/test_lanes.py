@@ -9,7 +9,8 @@ from collections.abc import Callable, Generator, Iterator
 
 import pytest
 
-from kvloom.transfer.lanes import Job, Lane, State, Urgency
+from kvloom.transfer.jobs import Job, State, Urgency
+from kvloom.transfer.lanes import Lane
 
 MOST = {Urgency.LOAD: 4, Urgency.PREFETCH: 2, Urgency.STORE: 2, Urgency.DEMOTE: 1}
 

@@ -102,7 +102,7 @@ def test_what_a_tier_raises_is_nobodys_error(
             world.serve(prompt)
             world.serve(draw(rng, 43))
         world.settled()
-        world.cold._drop_ahead()
+        world.cold.forget_all_ahead()
         world.settled()
         assert world.manager.in_use() == 0
         assert len(world.manager.transfers) == 0
@@ -267,7 +267,7 @@ def test_a_prefetch_that_no_lane_takes_is_none() -> None:
     job.stopped = lambda: False  # type: ignore[method-assign]  # a tier that does not ask
     world.cold.forget_ahead(array(prompts[0]), b"", ())
     assert not world.cold.prefetch(array(prompts[1]), b"", (), Grade.FAITHFUL)
-    assert not world.cold._ahead
+    assert not len(world.cold.ahead)
     tier.release()
     world.settled()
     world.manager.evict(1 << 30)

@@ -154,7 +154,7 @@ class World:
         """Everything that was being moved is, and nothing is held but what was fetched ahead."""
         assert self.cold.flush(60)
         self.manager.check_integrity()
-        assert len(self.manager.transfers) == len(self.cold._ahead)
+        assert len(self.manager.transfers) == len(self.cold.ahead)
 
 
 def draw(rng: random.Random, count: int) -> Tokens:

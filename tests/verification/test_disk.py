@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 from tests.tiers.disk.faults import FailingOps  # noqa: E402
 
 from kvloom.errors import StoreError  # noqa: E402
-from kvloom.manager import Manager  # noqa: E402
+from kvloom.manager.colder import ColderTiers  # noqa: E402
 from kvloom.testing.families import random_model, tiny_config  # noqa: E402
 from kvloom.tiers.disk import DiskStore, NewObject, Result  # noqa: E402
 from kvloom.transfer.hierarchy import Hierarchy  # noqa: E402
@@ -157,13 +157,13 @@ def test_a_store_that_is_never_asked(store: Callable[[], DiskStore], monkeypatch
 
 def test_a_kind_that_never_comes_from_disk(store: Callable[[], DiskStore], monkeypatch: pytest.MonkeyPatch) -> None:
     """The windows of a boundary are stored, and nobody looks at them."""
-    plan_load = Manager.plan_load
+    plan_load = ColderTiers.plan_load
 
-    def without(self: Manager, tokens: Any, stored: Any, **names: Any) -> Any:
-        keep = stored.group == [g.name for g in self.spec.groups].index("full")
+    def without(self: ColderTiers, tokens: Any, stored: Any, **names: Any) -> Any:
+        keep = stored.group == [g.name for g in self._books.spec.groups].index("full")
         rest = type(stored)(*(getattr(stored, name)[keep] for name in ("row", "group", "column", "grade")))
         return plan_load(self, tokens, rest, **names)
 
-    monkeypatch.setattr(Manager, "plan_load", without)
+    monkeypatch.setattr(ColderTiers, "plan_load", without)
     found = differs("gpt_oss", store)
     assert (found["what"], found["tensor"]) == ("hit", "hit ends at 0")

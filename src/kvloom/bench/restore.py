@@ -2,12 +2,12 @@
 
 A prefix of some hundred MiB lies on disk.  A prompt that goes on behind it is answered with the device empty: once
 everything was read, layer by layer while it is read, and without the store.  Slower disks are made by waiting.
-Then another session decodes while loads and stores are under way beside it.
+Then another session decodes while loads and stores are under way beside it (``beside.py``).
 """
 
 from __future__ import annotations
 
-import statistics
+import enum
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,8 +19,8 @@ import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
-from kvloom.adapters.transformers import Engine, Session, attach
-from kvloom.adapters.transformers.forward import forward_chunk
+from kvloom.adapters.transformers import Engine, attach
+from kvloom.bench.beside import Decode, decode_beside
 from kvloom.spec.footprint import peak_bytes
 from kvloom.testing.families import random_model, tiny_config
 from kvloom.tiers.contract import Tier, Usage
@@ -31,7 +31,16 @@ from kvloom.transfer.options import Restoring, TransferOptions
 from kvloom.types import IntArray
 
 Progress = Callable[[str, int, int], None]
-_ROUNDS = 6
+
+
+class Only(enum.StrEnum):
+    """What is measured."""
+
+    ALL = "all"
+    RESTORE = "restore"
+    """The ways to the first token."""
+    DECODE = "decode"
+    """Decode steps beside transfers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +48,7 @@ class Shape:
     """A model of ``layers`` layers, every other one with full attention, and a prefix of ``tokens`` tokens.
 
     ``new`` tokens come behind it; ``speeds`` are those of the disk in MB/s, 0 for as it is; every row is the median of
-    ``repeats``.
+    ``repeats``.  ``paces``: of the transfers beside a decode, ``steps`` of which are measured at least.
     """
 
     layers: int = 12
@@ -48,7 +57,9 @@ class Shape:
     speeds: tuple[int, ...] = (0, 1000, 400)
     repeats: int = 3
     hidden: int = 512
-    steps: int = 40
+    steps: int = 120
+    paces: tuple[float, ...] = (1.0, 0.1)
+    only: Only = Only.ALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +86,6 @@ class Row:
     reused: int
 
 
-@dataclass(frozen=True, slots=True)
-class Decode:
-    """Decode steps beside transfers: medians in seconds, and how many steps were seen beside them."""
-
-    beside: str
-    alone_s: float
-    step_s: float
-    steps: int
-
-    @property
-    def ratio(self) -> float:
-        """How much longer a step takes."""
-        return self.step_s / self.alone_s
-
-
 @dataclass(slots=True)
 class Report:
     """Everything.
@@ -98,8 +94,10 @@ class Report:
         identical: whether the first logits of all ways were equal bit for bit.
         reads, layers: of the last restore by layers at the disk's own speed: (begun, ended, bytes) of every stage and
             (layer, begun, ended) of every layer, in seconds from the begin.
+        parameters: of the model.
     """
 
+    parameters: int = 0
     bytes_on_disk: int = 0
     parts: list[int] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
@@ -111,7 +109,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
         found = asdict(self)
-        found["decode"] = [{**asdict(each), "ratio": each.ratio} for each in self.decode]
+        found["decode"] = [each.to_json() for each in self.decode]
         return found
 
 
@@ -179,6 +177,7 @@ def build(shape: Shape) -> PreTrainedModel:
 def run(shape: Shape, directory: Path, progress: Progress) -> Report:
     """Measure everything; ``directory`` is empty."""
     model, report = build(shape), Report()
+    report.parameters = sum(each.numel() for each in model.parameters())
     generator = torch.Generator().manual_seed(7)
     ids: list[int] = torch.randint(
         3, model.config.vocab_size, (shape.tokens + shape.new,), generator=generator
@@ -193,9 +192,32 @@ def run(shape: Shape, directory: Path, progress: Progress) -> Report:
         progress("filling the store", 0, 1)
         s.prefill()
         report.parts = _cold(engine).links[0].parts.count.tolist()
+    if shape.only is not Only.DECODE:
+        _restores(shape, model, report, directory, room, ids, progress)
+    if shape.only is not Only.RESTORE:
+        # Without rests first, so that both are seen on the same machine in the same minute.
+        rows = [(what, pace) for what in ("load", "store") for pace in shape.paces]
+        for done, (what, pace) in enumerate(rows):
+            progress(f"decode beside a {what}, pace {pace:g}", done, len(rows))
+            row = decode_beside(model, place, room, ids, shape.tokens, what, pace, shape.steps)
+            report.decode.append(row)
+    return report
+
+
+def _restores(
+    shape: Shape,
+    model: PreTrainedModel,
+    report: Report,
+    directory: Path,
+    room: int,
+    ids: list[int],
+    progress: Progress,
+) -> None:
+    """Every way to the first token."""
+    place, cap = directory / "store", max(1 << 30, 8 * room)
     logits: list[torch.Tensor] = []
     ways = (Restoring.WHOLE, Restoring.LAYERS)
-    total, done = 3 + len(ways) * len(shape.speeds) * shape.repeats, 0
+    total, done = 1 + len(ways) * len(shape.speeds) * shape.repeats, 0
     with _timed_layers(model) as layers:
         progress("cold", done, total)
         with attach(model, device=room, tiers=[Throttled(DiskStore.open(directory / "empty", cap), 0)]) as engine:
@@ -215,11 +237,6 @@ def run(shape: Shape, directory: Path, progress: Progress) -> Report:
                             _note_times(engine, layers, report)
             report.rows += [sorted(rows, key=lambda row: row.ttft_s)[len(rows) // 2] for rows in found.values()]
     report.identical = all(torch.equal(each, logits[0]) for each in logits)
-    for what in ("load", "store"):
-        done += 1
-        progress(f"decode beside a {what}", done, total)
-        report.decode.append(_decode_beside(shape, model, place, room, ids, what))
-    return report
 
 
 def _cold(engine: Engine) -> Hierarchy:
@@ -282,47 +299,3 @@ def _note_times(engine: Engine, layers: list[tuple[int, float, float]], report: 
         count = max(number for number, _, _ in layers) + 1
         report.reads = [(begun - line.begun, ended - line.begun, size) for begun, ended, size in line.reads if size]
         report.layers = [(n, begun - line.begun, ended - line.begun) for n, begun, ended in layers[:count]]
-
-
-def _decode_beside(shape: Shape, model: PreTrainedModel, place: Path, room: int, ids: list[int], what: str) -> Decode:
-    """Steps of one session with nothing else going on, and while a prefix is loaded or stored again and again."""
-    alone: list[float] = []
-    beside: list[float] = []
-    options = TransferOptions(load_deadline_s=600.0)
-    prefix = ids[: shape.tokens + 1]
-    with attach(model, device=2 * room, store=DiskStore.open(place, 8 * room), transfers=options) as engine:
-        cold = _cold(engine)
-        kept = engine.open(prefix) if what == "store" else None
-        if kept is not None:
-            kept.prefill()
-        with engine.open(ids[-513:]) as session:
-            session.prefill()
-            position = len(session.tokens)
-            session.step(position)
-            for _ in range(_ROUNDS):
-                cold.flush()
-                for _ in range(shape.steps):
-                    alone.append(_step(session, position))
-                    position += 1
-                if kept is None:
-                    engine.manager.drop("full")
-                    engine.prefetch(prefix)
-                else:
-                    cold.tiers[0].clear()
-                    cold.keep(kept.sequence, b"", engine.keys())
-                while cold.moving and len(beside) < _ROUNDS * shape.steps * 4:
-                    took = _step(session, position)
-                    position += 1
-                    if cold.moving:  # all of the step was
-                        beside.append(took)
-                engine.cancel_prefetch(prefix)
-        if kept is not None:
-            kept.close()
-    return Decode(what, statistics.median(alone), statistics.median(beside or [float("nan")]), len(beside))
-
-
-def _step(session: Session, position: int) -> float:
-    ids = torch.tensor([[5 + position % 200]], device=session.model.device)
-    begun = time.perf_counter()
-    forward_chunk(session.model, ids, session.cache, position)
-    return time.perf_counter() - begun

@@ -203,7 +203,15 @@ def data(
 @guarded
 def recovery(
     short: Annotated[bool, typer.Option("--short", help="A few cells only, to see that it works.")] = False,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Turns of every way in every cell (default: 7).")] = None,
+    models: Annotated[str, typer.Option(help="Which of the models, with commas between (default: all).")] = "",
+    contexts: Annotated[str, typer.Option(help="Tokens of the prompts, with commas between.")] = "",
+    speeds: Annotated[str, typer.Option(help="MB/s of the disk, with commas between.")] = "",
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Turns of every way in every cell, at least (default: 7).")
+    ] = None,
+    cell: Annotated[
+        float | None, typer.Option(min=0.0, help="Seconds of a cell that has had its rounds (default: 3).")
+    ] = None,
     directory: Annotated[
         Path | None,
         typer.Option(help="Where the disk store lies meanwhile (default: the temporary folder)."),
@@ -215,19 +223,16 @@ def recovery(
     """Computing, restoring and replaying, each measured, beside what the planner picked: disk speed, context, model."""
     import shutil
     import tempfile
-    from dataclasses import replace
 
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from kvloom.bench.recovery import SHORT, Sweep, run_all
-    from kvloom.cli.bench_recovery import sheet, summary
+    from kvloom.bench.recovery import run_all
+    from kvloom.cli.bench_recovery import sheet, summary, sweep_of
     from kvloom.errors import InputError
 
     if directory is not None and not directory.is_dir():
         raise InputError(f"--directory {directory} is no folder; name one that exists")
-    sweep = SHORT if short else Sweep()
-    if rounds is not None:
-        sweep = replace(sweep, rounds=rounds)
+    sweep = sweep_of(short, models, contexts, speeds, rounds, cell)
     ensure_compiled()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=streams.progress(), transient=True, disable=not sys.stderr.isatty()) as progress:
@@ -320,19 +325,33 @@ def restore(
     layers: Annotated[int, typer.Option(help="Layers of the model, an even number.", min=4)] = 12,
     speeds: Annotated[str, typer.Option(help="MB/s of the disk, with commas between; 0: as it is.")] = "0,1000,400",
     repeats: Annotated[int, typer.Option(help="Turns of every way; the median is shown.", min=1)] = 3,
+    only: Annotated[str, typer.Option(help="restore, decode, or all.")] = "all",
+    paces: Annotated[
+        str, typer.Option(help="Shares of a core that transfers beside a decode take, with commas between; 1: all.")
+    ] = "1,0.1",
+    steps: Annotated[int, typer.Option(help="Decode steps alone, and beside transfers, at least.", min=2)] = 120,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
     ] = False,
 ) -> int:
     """Time to the first token behind a prefix on disk, whole or layer by layer; a decode beside loads and stores."""
     from kvloom.bench.restore import Shape
-    from kvloom.cli.bench_restore import measure, sheets, speeds_of
+    from kvloom.cli.bench_restore import measure, only_of, paces_of, sheets, speeds_of
     from kvloom.errors import ConfigError
 
     if layers % 2:
         raise ConfigError(f"--layers {layers} is odd; every other layer has full attention, so use an even number")
     ensure_compiled()
-    report = measure(directory, Shape(layers, tokens, speeds=speeds_of(speeds), repeats=repeats))
+    shape = Shape(
+        layers,
+        tokens,
+        speeds=speeds_of(speeds),
+        repeats=repeats,
+        steps=steps,
+        paces=paces_of(paces),
+        only=only_of(only),
+    )
+    report = measure(directory, shape)
     if as_json:
         streams.emit_json(report.to_json())
     else:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kvloom.bench.restore import Report, Shape, run
+from kvloom.bench.restore import Only, Report, Shape, run
 from kvloom.cli import streams
 from kvloom.cli.interrupts import cleaning
 from kvloom.cli.tables import Sheet
@@ -46,6 +46,25 @@ def speeds_of(text: str) -> tuple[int, ...]:
     return found
 
 
+def paces_of(text: str) -> tuple[float, ...]:
+    """Shares of a list with commas; ConfigError says what is wrong with it."""
+    try:
+        found = tuple(float(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ConfigError(f"--paces {text!r} is no list of shares of a core, such as 1,0.1") from None
+    if not found or not all(0 < each <= 1 for each in found):
+        raise ConfigError(f"--paces {text!r}: name at least one share above 0 and up to 1 (1: transfers do not rest)")
+    return found
+
+
+def only_of(text: str) -> Only:
+    """What ``--only`` says; ConfigError for anything else."""
+    try:
+        return Only(text)
+    except ValueError:
+        raise ConfigError(f"--only {text!r}: use {', '.join(Only)}") from None
+
+
 def sheets(report: Report) -> list[Sheet]:
     """The tables."""
     size = format_size(report.bytes_on_disk)
@@ -59,10 +78,12 @@ def sheets(report: Report) -> list[Sheet]:
         speed = "as it is" if row.mbps == 0 else f"{row.mbps:,}"
         first.add(speed, row.way, *times, format_size(row.bytes), f"{row.reused:,}")
     second = Sheet(
-        "A decode step beside transfers (medians)", ("beside a",), ("alone ms", "beside ms", "ratio", "steps")
+        f"A decode step of {report.parameters / 1e6:,.0f} M parameters beside transfers (ms: median, quartiles)",
+        ("beside a", "pace"),
+        ("alone", "beside", "ratio", "of means", "steps", "moved", "MB/s"),
     )
     for each in report.decode:
-        second.add(
-            each.beside, f"{each.alone_s * 1e3:.2f}", f"{each.step_s * 1e3:.2f}", f"{each.ratio:.2f}", f"{each.steps}"
-        )
-    return [first, second]
+        spans = [f"{t.median * 1e3:.2f} ({t.first * 1e3:.2f} to {t.third * 1e3:.2f})" for t in (each.alone, each.step)]
+        moved = f"{each.step.steps}", format_size(each.bytes), f"{each.mbps:,.0f}"
+        second.add(each.beside, f"{each.pace:g}", *spans, f"{each.ratio:.2f}", f"{each.mean_ratio:.2f}", *moved)
+    return [sheet for sheet, rows in ((first, report.rows), (second, report.decode)) if rows]

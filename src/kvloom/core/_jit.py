@@ -85,7 +85,7 @@ def inlined(function: F) -> F:
     return _compile(function, _sources_stamp(), forceinline=True)
 
 
-def jit_of(package: str) -> Callable[[F], F]:
-    """``jit`` for another package's functions: their stamp covers all sources of that package besides the core's."""
-    stamp = _sources_stamp() + _digest(resources.files(package).iterdir())
+def jit_of(*packages: str) -> Callable[[F], F]:
+    """``jit`` for functions of other packages: their stamp covers all sources of those besides the core's."""
+    stamp = _sources_stamp() + b"".join(_digest(resources.files(package).iterdir()) for package in packages)
     return functools.partial(_compile, stamp=stamp, forceinline=False)

@@ -38,9 +38,9 @@ from kvloom.core.fields import (
 )
 from kvloom.core.leaf_heap import first_stranded, reconsider, strand_checkpoints
 from kvloom.core.lifecycle import COMMITTED
+from kvloom.core.objects import forget_object
 from kvloom.core.paths import NEVER, evict_leaf, evict_path, room_of
 from kvloom.core.policies import BY_CLASSES, STRANDED
-from kvloom.core.prefix_index import forget_object
 from kvloom.core.victim import victim
 from kvloom.types import SLOT_EVICTED, AnyArray
 

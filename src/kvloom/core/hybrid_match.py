@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
+from kvloom.core.child_table import find_checkpoint, find_child, same_tokens
 from kvloom.core.fields import (
     BLOCK_TOKENS,
     CHUNKED,
@@ -30,7 +31,6 @@ from kvloom.core.fields import (
     STATE,
 )
 from kvloom.core.lifecycle import COMMITTED
-from kvloom.core.prefix_index import find_checkpoint, find_child, same_tokens
 from kvloom.core.rules import blocks_at, first_block_needed, needed_from, snapshot_needed
 from kvloom.types import AnyArray
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from kvloom.core.arrays import Arrays
 from kvloom.core.block_pool import first_slot, is_auxiliary, page_of
+from kvloom.core.child_table import find_child
 from kvloom.core.fields import (
     ANCHORS,
     AUX_HEAD,
@@ -65,7 +66,7 @@ from kvloom.core.leaf_heap import older
 from kvloom.core.lifecycle import ALLOCATED, COMMITTED, FREE, QUARANTINED, READY
 from kvloom.core.page_table import FIRST, LAST, SHARED, Rows, place, slot_at
 from kvloom.core.policies import HEAPS
-from kvloom.core.prefix_index import OUT_OF_LIST, find_child
+from kvloom.core.prefix_index import OUT_OF_LIST
 from kvloom.errors import IntegrityError
 from kvloom.plan import ArenaGeometry
 from kvloom.types import AnyArray

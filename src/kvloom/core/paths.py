@@ -41,8 +41,9 @@ from kvloom.core.fields import (
 )
 from kvloom.core.leaf_heap import leave_heap, older, succeed
 from kvloom.core.lifecycle import EVICTED, READY, move
+from kvloom.core.objects import forget_object
 from kvloom.core.policies import BY_CLASSES, BY_FIFO, CLASSES, HEAPS, STRANDED, rank
-from kvloom.core.prefix_index import bury, drop_anchor, forget_object
+from kvloom.core.prefix_index import bury, drop_anchor
 from kvloom.core.worth import give_up_boundary, value_leaf
 from kvloom.types import SLOT_EVICTED
 

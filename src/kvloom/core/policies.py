@@ -54,7 +54,6 @@ BY_USES = int(Order.USES)
 BY_PRIORITY = int(Order.PRIORITY)
 BY_FIFO = int(Order.FIFO)
 BY_CLASSES = int(Order.CLASSES)
-BY_KEY = int(Order.KEY)
 CLASSES = 8
 STRANDED = CLASSES
 """Queue of the leaves that no request can resume from; after those of the classes."""

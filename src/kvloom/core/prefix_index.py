@@ -1,27 +1,21 @@
-"""The prefix index: a tree of segments and checkpoints, found by hash, trusted only token by token.
+"""The prefix index: a tree of segments and checkpoints, found by hash (``child_table``), trusted only token by token.
 
 Every node names, per group and block, the slot that holds its object (``columns``), or a code that says why there is
-none.  A node without objects and anchors is a ghost that only serves to explain misses, and is the first to be
-recycled.
+none (``objects``).  A node without objects and anchors is a ghost that only serves to explain misses, and is the first
+to be recycled.
 
 A lease on a prefix holds its deepest node; that protects everything above, since only leaves are evicted.
 """
 
 from __future__ import annotations
 
-import numpy as np
-
 from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
-from kvloom.core.block_pool import give_slot, is_auxiliary, link_auxiliary, page_of, pin_page, release, unlink_auxiliary
+from kvloom.core.child_table import table_insert, table_remove
 from kvloom.core.fields import (
     ANCHORS,
     CLOCK,
-    COL_BASE,
-    COLUMNS,
-    COMMITS,
     DEPTH,
-    EVICTIONS,
     FIRST_CHECKPOINT,
     FIRST_CHILD,
     FREE_NODES,
@@ -29,137 +23,26 @@ from kvloom.core.fields import (
     GHOST_NEXT,
     GHOST_PREV,
     GHOST_TAIL,
-    GRADE,
-    GRAVE_HEAD,
-    GRAVE_TAIL,
     HEAP_AT,
-    KEY,
-    NEXT,
     NODES_USED,
     NTOKENS,
-    OWNER,
-    OWNER_COL,
     PARENT,
-    PINNED,
-    PINS,
     RECYCLED,
     RESIDENT,
     ROOT,
-    RULE,
-    RULE_PREFIX,
-    RULE_SNAPSHOT,
     RULES,
     SIBLING_NEXT,
     SIBLING_PREV,
-    SLOT_BASE,
     SPINE,
 )
 from kvloom.core.heat import clean_heat, fold, revive
 from kvloom.core.leaf_heap import enter_heap, leave_heap, succeed
-from kvloom.core.lifecycle import COMMITTED, EVICTED, QUARANTINED, READY, move
 from kvloom.core.policies import BY_CLASSES
 from kvloom.core.reuse import expire
-from kvloom.core.token_runs import copy_run, same_run
-from kvloom.core.worth import base_worth, value_rest
-from kvloom.types import SLOT_EVICTED, SLOT_QUARANTINED, AnyArray
+from kvloom.core.token_runs import copy_run
+from kvloom.types import AnyArray
 
-SAMPLES = 8
 OUT_OF_LIST = -2
-
-
-@jit
-def hash_segment(parent: int, tokens: AnyArray, start: int, count: int) -> int:
-    """31-bit hash of the parent, the count and a sample of the tokens: a place to look, never an identity."""
-    h = np.uint64(parent) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(count) * np.uint64(0x632BE59BD9B4E019)
-    step = max(1, count // SAMPLES)
-    for i in range(count - 1, -1, -step):
-        h = (h ^ np.uint64(tokens[start + i])) * np.uint64(0xFF51AFD7ED558CCD)
-        h ^= h >> np.uint64(32)
-    return np.int64(h >> np.uint64(33))  # type: ignore[return-value] # compiled code knows no other int
-
-
-@inlined
-def same_tokens(a: Arrays, n: int, tokens: AnyArray, start: int) -> bool:
-    """Whether node ``n`` holds exactly ``tokens[start:start + NTOKENS]`` (the caller checked the length)."""
-    return same_run(a.tokens, n, tokens, start, a.trunk[n, NTOKENS])
-
-
-@inlined
-def find_child(a: Arrays, parent: int, tokens: AnyArray, start: int) -> int:
-    """The segment child of ``parent`` with these tokens (one whole segment from ``start``), or -1.
-
-    Most nodes have one child, which a link names; only the others are in the hash table.
-    """
-    first = a.trunk[parent, FIRST_CHILD]
-    if first < 0 or same_tokens(a, first, tokens, start):
-        return first
-    if a.node[first, SIBLING_NEXT] < 0:
-        return -1
-    h = hash_segment(parent, tokens, start, a.tokens.shape[1])
-    mask = len(a.table) - 1
-    at = h & mask
-    while a.table[at] >= 0:
-        n = a.table[at]
-        if (
-            a.node[n, KEY] == h
-            and a.trunk[n, PARENT] == parent
-            and a.trunk[n, NTOKENS] == a.tokens.shape[1]
-            and same_tokens(a, n, tokens, start)
-        ):
-            return n
-        at = (at + 1) & mask
-    return -1
-
-
-@jit
-def find_checkpoint(a: Arrays, parent: int, tokens: AnyArray, start: int, count: int) -> int:
-    """The checkpoint of ``parent`` that holds exactly ``tokens[start:start + count]``, or -1."""
-    if a.node[parent, FIRST_CHECKPOINT] < 0:
-        return -1
-    h = hash_segment(parent, tokens, start, count)
-    mask = len(a.table) - 1
-    at = h & mask
-    while a.table[at] >= 0:
-        n = a.table[at]
-        if (
-            a.node[n, KEY] == h
-            and a.trunk[n, PARENT] == parent
-            and a.trunk[n, NTOKENS] == count
-            and same_tokens(a, n, tokens, start)
-        ):
-            return n
-        at = (at + 1) & mask
-    return -1
-
-
-@jit
-def _table_insert(a: Arrays, n: int) -> None:
-    a.node[n, KEY] = hash_segment(a.trunk[n, PARENT], a.tokens[n], 0, a.trunk[n, NTOKENS])
-    mask = len(a.table) - 1
-    at = a.node[n, KEY] & mask
-    while a.table[at] >= 0:
-        at = (at + 1) & mask
-    a.table[at] = n
-
-
-@jit
-def _table_remove(a: Arrays, n: int) -> None:
-    """Linear probing with backward shift, so that no tombstones pile up."""
-    mask = len(a.table) - 1
-    hole = a.node[n, KEY] & mask
-    while a.table[hole] != n:
-        hole = (hole + 1) & mask
-    at = hole
-    while True:
-        at = (at + 1) & mask
-        moved = a.table[at]
-        if moved < 0:
-            break
-        home = a.node[moved, KEY] & mask
-        if ((at - home) & mask) >= ((at - hole) & mask):
-            a.table[hole] = moved
-            hole = at
-    a.table[hole] = -1
 
 
 @jit
@@ -268,13 +151,13 @@ def _detach(a: Arrays, n: int) -> None:
     is_segment = a.trunk[n, NTOKENS] == a.tokens.shape[1]
     before, after = a.node[n, SIBLING_PREV], a.node[n, SIBLING_NEXT]
     if not is_segment or before >= 0:
-        _table_remove(a, n)
+        table_remove(a, n)
     if before >= 0:
         a.node[before, SIBLING_NEXT] = after
     elif is_segment:
         a.trunk[parent, FIRST_CHILD] = after
         if after >= 0:
-            _table_remove(a, after)
+            table_remove(a, after)
     else:
         a.node[parent, FIRST_CHECKPOINT] = after
     if after >= 0:
@@ -350,147 +233,12 @@ def new_node(a: Arrays, parent: int, tokens: AnyArray, start: int, count: int) -
         head = a.trunk[parent, FIRST_CHILD]
         a.trunk[parent, FIRST_CHILD] = n
         if head >= 0:
-            _table_insert(a, head)
+            table_insert(a, head)
     else:
         head = a.node[parent, FIRST_CHECKPOINT]
         a.node[parent, FIRST_CHECKPOINT] = n
-        _table_insert(a, n)
+        table_insert(a, n)
     a.node[n, SIBLING_NEXT] = head
     if head >= 0:
         a.node[head, SIBLING_PREV] = n
     return n
-
-
-@inlined
-def refresh_spine(a: Arrays, n: int) -> None:
-    """Recompute the worst grade of the node's prefix-group objects, -1 when one is missing."""
-    worst = 2
-    for g in range(a.group.shape[0]):
-        if a.group[g, RULE] == RULE_PREFIX:
-            first = a.group[g, COL_BASE]
-            for c in range(first, first + a.group[g, COLUMNS]):
-                local = a.columns[n, c]
-                worst = min(worst, a.slot[a.group[g, SLOT_BASE] + local, GRADE] if local >= 0 else -1)
-    a.trunk[n, SPINE] = worst
-
-
-@jit
-def _give_up(a: Arrays, s: int) -> None:
-    """A slot that sequences below its former node may still read waits until all that run now have ended."""
-    if a.slot[s, PINS] == 0:
-        a.group[group_of_slot(a, s), PINNED] += 1
-    a.slot[s, PINS] += 1
-    a.slot[s, NEXT] = -1
-    tail = a.scalars[GRAVE_TAIL]
-    if tail >= 0:
-        a.slot[tail, NEXT] = s
-    else:
-        a.scalars[GRAVE_HEAD] = s
-    a.scalars[GRAVE_TAIL] = s
-    a.slot_stamp[s] = a.scalars[CLOCK]
-
-
-@jit
-def group_of_slot(a: Arrays, s: int) -> int:
-    """Group of a global slot."""
-    g = a.group.shape[0] - 1
-    while a.group[g, SLOT_BASE] > s:
-        g -= 1
-    return g
-
-
-@jit
-def reap(a: Arrays, oldest: int) -> None:
-    """Give back the slots that were given up before clock ``oldest``, when the oldest running sequence began."""
-    s = a.scalars[GRAVE_HEAD]
-    while s >= 0 and a.slot_stamp[s] < oldest:
-        after = a.slot[s, NEXT]
-        a.scalars[GRAVE_HEAD] = after
-        if after < 0:
-            a.scalars[GRAVE_TAIL] = -1
-        release(a, group_of_slot(a, s), s)
-        s = after
-
-
-@jit
-def reap_unread(a: Arrays, read: AnyArray) -> int:
-    """Give back the slots that were given up and that nobody reads (``read``: bool, global slots); returns how many."""
-    s, before, count = a.scalars[GRAVE_HEAD], -1, 0
-    while s >= 0:
-        after = a.slot[s, NEXT]
-        if read[s]:
-            before = s
-        else:
-            if before >= 0:
-                a.slot[before, NEXT] = after
-            else:
-                a.scalars[GRAVE_HEAD] = after
-            if after < 0:
-                a.scalars[GRAVE_TAIL] = before
-            release(a, group_of_slot(a, s), s)
-            count += 1
-        s = after
-    return count
-
-
-@jit
-def forget_object(a: Arrays, g: int, s: int, code: int) -> None:
-    """Take the object in slot ``s`` out of the index, leaving ``code``.
-
-    A slot that somebody may still read stays with them: private holders keep it; sequences that run below its node
-    keep it until they end.
-    """
-    n, c = a.slot[s, OWNER], a.slot[s, OWNER_COL]
-    auxiliary = is_auxiliary(a, g, s)
-    in_use = a.slot[s, PINS] > 0
-    # what runs below a segment reads its prefix blocks without holding them; a checkpoint's readers hold theirs
-    below = a.group[g, RULE] == RULE_PREFIX and a.trunk[n, NTOKENS] == a.tokens.shape[1] and a.node[n, ANCHORS] > 0
-    a.columns[n, c] = code
-    if code == SLOT_EVICTED:
-        a.counters[g, EVICTIONS] += 1
-    if not in_use:
-        if auxiliary:
-            unlink_auxiliary(a, g, s)
-        elif a.node[n, HEAP_AT] >= 0:
-            pin_page(a, g, page_of(a, g, s))
-    a.slot[s, OWNER] = -1
-    a.slot[s, OWNER_COL] = -1
-    if in_use or below:
-        move(a.slot, s, QUARANTINED if code == SLOT_QUARANTINED else READY)
-        if below:
-            _give_up(a, s)
-    else:
-        move(a.slot, s, QUARANTINED if code == SLOT_QUARANTINED else EVICTED)
-        give_slot(a, g, s)
-    if a.group[g, RULE] == RULE_PREFIX:
-        a.trunk[n, SPINE] = -1
-    drop_resident(a, n)
-
-
-@inlined
-def adopt(a: Arrays, n: int, c: int, g: int, s: int) -> bool:
-    """Publish the READY slot ``s`` as column ``c`` of the anchored node ``n`` unless something as good is there.
-
-    An object of a worse grade is replaced.  Returns whether the index took the slot; its holders stay.  The caller
-    refreshes the node's spine.
-    """
-    local, worth = a.columns[n, c], base_worth(a, g, n, c)
-    if local >= 0:
-        old = a.group[g, SLOT_BASE] + local
-        if old == s or a.slot[old, GRADE] >= a.slot[s, GRADE]:
-            return False
-        worth = max(worth, a.worth[old])
-        forget_object(a, g, old, -1)
-    if a.group[g, RULE] != RULE_PREFIX:
-        a.worth[s] = worth
-    move(a.slot, s, COMMITTED)
-    a.columns[n, c] = s - a.group[g, SLOT_BASE]
-    a.slot[s, OWNER] = n
-    a.slot[s, OWNER_COL] = c
-    a.node[n, RESIDENT] += 1
-    a.counters[g, COMMITS] += 1
-    if a.slot[s, PINS] == 0 and is_auxiliary(a, g, s):
-        link_auxiliary(a, g, s)
-    if a.group[g, RULE] == RULE_SNAPSHOT:
-        value_rest(a, n)
-    return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
 from kvloom.core.block_pool import release
+from kvloom.core.child_table import find_child
 from kvloom.core.fields import (
     ANCHORS,
     BLOCK_TOKENS,
@@ -35,8 +36,9 @@ from kvloom.core.fields import (
 )
 from kvloom.core.heat import pass_node
 from kvloom.core.lifecycle import ALLOCATED, COMMITTED, READY, move
+from kvloom.core.objects import adopt
 from kvloom.core.page_table import FIRST, LAST, NODE, OFFSET, PUBLISHED, SHARED, Rows, put, slot_at
-from kvloom.core.prefix_index import add_anchor, adopt, clean_node, find_child, new_node, touch
+from kvloom.core.prefix_index import add_anchor, clean_node, new_node, touch
 from kvloom.core.rules import block_of, needed_from
 from kvloom.core.token_runs import copy_run
 from kvloom.core.worth import value_branch

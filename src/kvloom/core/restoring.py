@@ -11,6 +11,7 @@ from __future__ import annotations
 from kvloom.core._jit import inlined, jit
 from kvloom.core.arrays import Arrays
 from kvloom.core.block_pool import hold, release
+from kvloom.core.child_table import find_checkpoint
 from kvloom.core.eviction import make_node_room, take_or_evict
 from kvloom.core.fields import (
     BROKEN,
@@ -29,16 +30,8 @@ from kvloom.core.fields import (
 from kvloom.core.heat import use_checkpoint
 from kvloom.core.hybrid_match import fault
 from kvloom.core.lifecycle import LOADING, QUARANTINED, READY, move
-from kvloom.core.prefix_index import (
-    add_anchor,
-    adopt,
-    drop_anchor,
-    find_checkpoint,
-    forget_object,
-    new_node,
-    refresh_spine,
-    touch,
-)
+from kvloom.core.objects import adopt, forget_object, refresh_spine
+from kvloom.core.prefix_index import add_anchor, drop_anchor, new_node, touch
 from kvloom.core.room import lacks_room
 from kvloom.core.rules import block_of, blocks_at, first_block_needed, snapshot_needed
 from kvloom.types import AnyArray

@@ -30,8 +30,9 @@ from kvloom.core.fields import (
     USED,
 )
 from kvloom.core.leaf_heap import give_up
+from kvloom.core.objects import forget_object
 from kvloom.core.policies import BY_CLASSES
-from kvloom.core.prefix_index import forget_object, free_node
+from kvloom.core.prefix_index import free_node
 from kvloom.core.rules import blocks_at, first_block_needed, snapshot_needed
 from kvloom.types import AnyArray
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,12 +10,10 @@ from kvloom.core.arrays import Arrays
 from kvloom.core.calls import known_tokens
 from kvloom.core.fields import FIRST_CHECKPOINT, FIRST_CHILD, NTOKENS
 from kvloom.core.hybrid_match import FAULT_GRADE, diagnose
+from kvloom.manager.books import Books
 from kvloom.plan import Explanation, Limit
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import REASON_OF_COLUMN, Grade, Int32Array, Reason
-
-if TYPE_CHECKING:
-    from kvloom.manager.manager import Manager
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +32,13 @@ class Findings:
         return Explanation(reused, grade if reused else None, prompt_tokens, self.known_tokens, self.limits)
 
 
-def explain(manager: Manager, path: Int32Array, depth: int, prompt: Int32Array, reused: int, floor: Grade) -> Findings:
+def explain(books: Books, path: Int32Array, depth: int, prompt: Int32Array, reused: int, floor: Grade) -> Findings:
     """Explain the hit of ``reused`` tokens on ``path`` (``depth`` known segments)."""
-    spec, arrays = manager.spec, manager.arrays
+    spec, arrays = books.spec, books.arrays
     limit = len(prompt) - 1
     if reused == limit:
         return Findings(reused, (Limit(Reason.LAST_TOKEN, limit),))
-    known, checkpoint = known_tokens(manager.handle, path, depth, prompt)
+    known, checkpoint = known_tokens(books.handle, path, depth, prompt)
     limits: list[Limit] = []
     end = depth * spec.segment_tokens
     candidate = end if checkpoint < 0 else end + int(arrays.trunk[checkpoint, NTOKENS])

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kvloom.core.fields import GRADE, STATE
-from kvloom.core.page_table import slot_at
+from kvloom.core.page_table import FIRST, LAST, LENGTH, slot_at
+from kvloom.manager.books import Books
+from kvloom.spec.model_spec import GroupSpec
 from kvloom.types import Form, Grade, Kind, ObjectState
-
-if TYPE_CHECKING:
-    from kvloom.manager.sequence import CachedSequence
-    from kvloom.spec.model_spec import GroupSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +27,11 @@ class TokenRange:
     state: ObjectState | None
 
 
-def token_ranges(sequence: CachedSequence, groups: tuple[GroupSpec, ...]) -> tuple[TokenRange, ...]:
-    """What a running sequence holds of its computed tokens, per group, neighbours merged."""
+def token_ranges(books: Books, row: int) -> tuple[TokenRange, ...]:
+    """What the sequence of ``row`` holds of its computed tokens, per group, neighbours merged."""
     found: list[TokenRange] = []
-    for g, group in enumerate(groups):
-        pieces = [_live(sequence, g, group)] if group.is_snapshot else _blocks(sequence, g, group)
+    for g, group in enumerate(books.spec.groups):
+        pieces = [_live(books, row, g, group)] if group.is_snapshot else _blocks(books, row, g, group)
         for piece in pieces:
             last = found[-1] if found else None
             if last is not None and _alike(last, piece):
@@ -48,14 +45,14 @@ def _alike(a: TokenRange, b: TokenRange) -> bool:
     return (a.group, a.form, a.grade, a.state, a.stop) == (b.group, b.form, b.grade, b.state, b.start)
 
 
-def _blocks(sequence: CachedSequence, g: int, group: GroupSpec) -> list[TokenRange]:
-    a, r = sequence.books()
+def _blocks(books: Books, row: int, g: int, group: GroupSpec) -> list[TokenRange]:
+    a, r = books.arrays, books.rows
     form = Form.COMPRESSED if group.ratio > 1 else Form.UNCOMPRESSED
-    first = sequence.first_block(g)
-    end = sequence.length // group.ratio * group.ratio
+    first, last = r.span[row, g, [FIRST, LAST]].tolist()
+    end = int(r.state[row, LENGTH]) // group.ratio * group.ratio
     pieces = [TokenRange(group.name, group.kind, 0, min(first * group.block_tokens, end), Form.ABSENT, None, None)]
-    for block in range(first, sequence.num_blocks(g)):
-        slot = int(slot_at(a, r, sequence.row, g, block))
+    for block in range(first, last):
+        slot = int(slot_at(a, r, row, g, block))
         start = block * group.block_tokens
         grade, state = Grade(int(a.slot[slot, GRADE])), ObjectState(int(a.slot[slot, STATE]))
         stop = min(start + group.block_tokens, end)
@@ -63,12 +60,12 @@ def _blocks(sequence: CachedSequence, g: int, group: GroupSpec) -> list[TokenRan
     return pieces
 
 
-def _live(sequence: CachedSequence, g: int, group: GroupSpec) -> TokenRange:
+def _live(books: Books, row: int, g: int, group: GroupSpec) -> TokenRange:
     """A tail covers the tokens since the last compressed entry; recurrent state stands for all of them."""
-    a, r = sequence.books()
-    slot = int(slot_at(a, r, sequence.row, g, 0))
+    a, r = books.arrays, books.rows
+    slot, length = int(slot_at(a, r, row, g, 0)), int(r.state[row, LENGTH])
     multiple = group.needed_unless_multiple_of
-    start = sequence.length // multiple * multiple if multiple else 0
+    start = length // multiple * multiple if multiple else 0
     form = Form.UNCOMPRESSED if group.kind is Kind.TAIL else Form.COMPRESSED
     grade, state = Grade(int(a.slot[slot, GRADE])), ObjectState(int(a.slot[slot, STATE]))
-    return TokenRange(group.name, group.kind, start, sequence.length, form, grade, state)
+    return TokenRange(group.name, group.kind, start, length, form, grade, state)

@@ -3,34 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvloom.core.arrays import Arrays
-from kvloom.core.block_pool import hold
-from kvloom.core.calls import close_row, commit_tokens, lease_row, reserve_again, reserve_tokens
-from kvloom.core.fields import (
-    BLOCK_TOKENS,
-    COL_BASE,
-    GRADE,
-    HITS,
-    NTOKENS,
-    PARENT,
-    RATIO,
-    RULE,
-    RULE_SNAPSHOT,
-    SLOT_BASE,
-)
-from kvloom.core.heat import note_priority, use_checkpoint
-from kvloom.core.keeping import (
-    checkpoint_complete,
-    checkpoint_lacks_room,
-    fork_lacks_room,
-    lease_lacks_room,
-    reserve_sealed,
-    reserve_snapshots,
-)
+from kvloom.core.calls import close_row, commit_tokens, reserve_again, reserve_tokens
+from kvloom.core.fields import NTOKENS, PARENT, RULE, RULE_SNAPSHOT
 from kvloom.core.page_table import (
     DETACHED,
     FIRST,
@@ -38,48 +15,32 @@ from kvloom.core.page_table import (
     LENGTH,
     NODE,
     OFFSET,
-    PARTS,
     PENDING,
     PUBLISHED,
-    ROW_PRIORITY,
     SHARED,
     STATE_GRADE,
     STEPPED,
     WIDTH,
-    Rows,
-    release_row,
-    share_row,
     shrink,
     shrink_windows,
     slot_at,
     stale,
 )
-from kvloom.core.prefix_index import (
-    add_anchor,
-    drop_anchor,
-    find_checkpoint,
-    new_node,
-    touch,
-)
 from kvloom.core.progress import publish
-from kvloom.core.publishing import republish
-from kvloom.core.rules import blocks_at, snapshot_needed
-from kvloom.core.worth import value_end
+from kvloom.core.rules import blocks_at
 from kvloom.errors import InputError, SequenceError, StaleLeaseError
+from kvloom.manager.books import Books
 from kvloom.manager.explain import Findings
 from kvloom.manager.inputs import grade_of
-from kvloom.manager.leasing import NoSlot, own_checkpoint_blocks, require_room, take, take_live
+from kvloom.manager.keeping import keep_end, keep_snapshots
+from kvloom.manager.leasing import take_fork, take_hit
 from kvloom.manager.ranges import TokenRange, token_ranges
 from kvloom.manager.single import Single
-from kvloom.manager.tickets import Copy, Publication
+from kvloom.manager.tickets import NOTHING
 from kvloom.plan import CopyPlan, Explanation
 from kvloom.types import AnyArray, Grade, Int32Array
+from kvloom.verify.hit import VerifiedHit
 
-if TYPE_CHECKING:
-    from kvloom.manager.manager import Manager
-    from kvloom.verify.hit import VerifiedHit
-
-_NOTHING = CopyPlan(ticket=0)
 _NO_IDS: Int32Array = np.empty(0, dtype=np.int32)
 
 
@@ -97,9 +58,11 @@ class CachedSequence(Single):
         row: its row of the block tables.
     """
 
-    def __init__(self, manager: Manager, row: int, floor: Grade, explanation: Explanation, reused: int) -> None:
+    def __init__(
+        self, books: Books, row: int, floor: Grade, explanation: Explanation, reused: int, restore: CopyPlan
+    ) -> None:
         """``row`` holds what the sequence has already; see ``lease`` and ``fork``."""
-        self._manager = manager
+        self._books = books
         self._ids: Int32Array = _NO_IDS
         self._broken = False
         self._closed = False
@@ -108,15 +71,13 @@ class CachedSequence(Single):
         self.row = row
         self.reused = reused
         self.floor = floor
-        self.restore = _NOTHING
+        self.restore = restore
         self.explanation = explanation
-
-    # ---------------------------------------------------------------- opening
 
     @classmethod
     def lease(
         cls,
-        manager: Manager,
+        books: Books,
         row: int,
         hit: VerifiedHit,
         prompt: Int32Array,
@@ -124,55 +85,9 @@ class CachedSequence(Single):
         found: Findings,
         priority: int,
     ) -> CachedSequence:
-        """Hold everything ``hit`` needs and take the live slots; CapacityError leaves everything as it was."""
-        a, r = manager.arrays, manager.rows
-        worst = lease_row(manager.handle, row, hit.path, hit.depth, hit.checkpoint, hit.position, priority)
-        if hit.checkpoint < 0 and not manager.snapshot_groups:  # nothing private is needed
-            explanation = found.explanation(hit.position, len(prompt), Grade(worst))
-            return cls(manager, row, floor, explanation, hit.position)
-        node = int(hit.path[hit.depth])
-        end = hit.checkpoint if hit.checkpoint >= 0 else node
-        if end != node:  # a checkpoint is used now, and may not go to make room for its own copies
-            add_anchor(a, end)
-            touch(a, end)
-            use_checkpoint(a, end)
-        snapshots = {
-            g: int(a.group[g, SLOT_BASE] + a.columns[end, a.group[g, COL_BASE]])
-            for g in manager.snapshot_groups
-            if snapshot_needed(a, g, hit.position)
-        }
-        for g, source in snapshots.items():
-            hold(a, g, source)
-            a.counters[g, HITS] += 1
-            worst = min(worst, int(a.slot[source, GRADE]))
-        replaced: list[tuple[int, int]] = []
-        try:
-            begin = hit.depth * a.tokens.shape[1] if hit.checkpoint >= 0 else -1
-            require_room(manager, lambda: lease_lacks_room(a, r, row, begin))
-            copies = take_live(manager, row, snapshots)
-            sealed, ready = own_checkpoint_blocks(manager, row, hit, replaced)
-        except BaseException as error:
-            manager.release_slots(replaced)
-            release_row(a, r, row)
-            manager.release_slots(list(snapshots.items()))
-            if end != node:
-                drop_anchor(a, end)
-            drop_anchor(a, node)
-            if isinstance(error, NoSlot):
-                raise manager.no_room(error.group, len(prompt), "open") from None
-            raise
-        r.state[row, [STATE_GRADE, PARTS]] = worst, found.parts
-        tail = hit.position - hit.depth * manager.spec.segment_tokens
-        r.tail[row, :tail] = prompt[hit.position - tail : hit.position]
-        explanation = found.explanation(hit.position, len(prompt), Grade(worst))
-        sequence = cls(manager, row, floor, explanation, hit.position)
-        if copies or sealed:
-            sequence.restore = manager.tickets.issue(copies + sealed, ready=ready)
-        manager.release_slots(replaced)
-        manager.release_slots(list(snapshots.items()))
-        if end != node:
-            drop_anchor(a, end)
-        return sequence
+        """A sequence in ``row`` that goes on from ``hit``; CapacityError leaves everything as it was."""
+        explanation, restore = take_hit(books, row, hit, prompt, found, priority)
+        return cls(books, row, floor, explanation, hit.position, restore)
 
     # ---------------------------------------------------------------- growing
 
@@ -182,19 +97,19 @@ class CachedSequence(Single):
         Returns the copies to run before it (none today).  Raises CapacityError, InputError or
         SequenceError and then leaves everything as it was.
         """
-        manager = self._usable()
-        r = manager.rows
+        books = self._usable()
+        r = books.rows
         if r.state[self.row, PENDING]:
             raise SequenceError("the last append was neither committed nor rolled back")
         length = int(r.state[self.row, LENGTH])
-        ids = manager.ids.checked(token_ids, length)
-        full = reserve_tokens(manager.handle, self.row, len(ids))
-        if full >= 0 and manager.collect():
-            full = reserve_again(manager.handle, self.row, len(ids))
+        ids = books.ids.checked(token_ids, length)
+        full = reserve_tokens(books.handle, self.row, len(ids))
+        if full >= 0 and books.roster.collect():
+            full = reserve_again(books.handle, self.row, len(ids))
         if full >= 0:
-            raise manager.no_room(full, length + len(ids), f"append {len(ids)} tokens after {length}")
-        self._ids = manager.buffers.copy(ids)  # the caller may use its buffer again before the commit
-        return _NOTHING
+            raise books.capacity.no_room(full, length + len(ids), f"append {len(ids)} tokens after {length}")
+        self._ids = books.buffers.copy(ids)  # the caller may use its buffer again before the commit
+        return NOTHING
 
     def commit(self, grade: Grade = Grade.CANONICAL) -> CopyPlan:
         """The appended tokens were computed: publish every segment that they complete.
@@ -204,8 +119,8 @@ class CachedSequence(Single):
 
         Returns the snapshot copies of the boundary; its unit is resumable once they are completed.
         """
-        manager = self._usable()
-        r = manager.rows
+        books = self._usable()
+        r = books.rows
         if not r.state[self.row, PENDING]:
             raise SequenceError("nothing was appended since the last commit")
         if r.state[self.row, STEPPED]:
@@ -213,18 +128,18 @@ class CachedSequence(Single):
         if type(grade) is not Grade:
             grade = grade_of(grade, "grade")
         ids = self._ids
-        used = commit_tokens(manager.handle, self.row, ids, grade.value)
+        used = commit_tokens(books.handle, self.row, ids, grade.value)
         self._ids = _NO_IDS  # not before: an interrupted commit may be called again
         if used < len(ids):
             self._publish_rest(ids, used)
         elif r.state[self.row, DETACHED]:
             self._loose.append(ids.copy())
-        manager.buffers.give(ids)
-        if manager.snapshot_groups and not r.state[self.row, DETACHED]:
+        books.buffers.give(ids)
+        if books.snapshot_groups and not r.state[self.row, DETACHED]:
             length, published = int(r.state[self.row, LENGTH]), int(r.state[self.row, PUBLISHED])
-            if length == published * manager.spec.segment_tokens:
-                return self._snapshot(asked=False)
-        return _NOTHING
+            if length == published * books.spec.segment_tokens:
+                return keep_snapshots(books, self.row, asked=False)
+        return NOTHING
 
     def rollback(self) -> None:
         """The appended tokens were not computed: give their slots back.
@@ -232,8 +147,8 @@ class CachedSequence(Single):
         State that the engine updates in place (tail, recurrent) may be half written, so a sequence that has any
         can only be closed afterwards.
         """
-        manager = self._usable()
-        a, r = manager.arrays, manager.rows
+        books = self._usable()
+        a, r = books.arrays, books.rows
         if not r.state[self.row, PENDING]:
             raise SequenceError("nothing was appended since the last commit")
         r.state[self.row, [PENDING, STEPPED]] = 0
@@ -249,19 +164,14 @@ class CachedSequence(Single):
 
         Best effort: when there is no room the plan is empty and the pool's ``unkept`` counter grows.
         """
-        manager = self._usable()
-        state = manager.rows.state[self.row]
+        books = self._usable()
+        state = books.rows.state[self.row]
         if state[PENDING]:
             raise SequenceError("commit or roll back the last append before a checkpoint")
         if state[DETACHED] or state[LENGTH] == 0:
-            return _NOTHING
-        manager.tick()
-        republish(manager.arrays, manager.rows, self.row)
-        value_end(manager.arrays, self.node)
-        start = int(state[PUBLISHED]) * manager.spec.segment_tokens
-        if state[LENGTH] == start:
-            return self._snapshot(asked=True)
-        return self._seal(start)
+            return NOTHING
+        books.tick()
+        return keep_end(books, self.row)
 
     def fork(self) -> tuple[CachedSequence, CopyPlan]:
         """A second sequence with the same past.
@@ -270,38 +180,23 @@ class CachedSequence(Single):
         with another ending, and the live state are copied.  Complete the returned plan before the child's first
         append (it is also ``child.restore``).
         """
-        manager = self._usable()
-        if manager.rows.state[self.row, PENDING]:
+        books = self._usable()
+        if books.rows.state[self.row, PENDING]:
             raise SequenceError("commit or roll back the last append before a fork")
-        manager.tick()
-        child = manager.adopt_fork(self._fork_into)
+        books.tick()
+        child = books.start(self._fork_into)
         return child, child.restore
 
     def close(self) -> None:
         """Release everything.  Closing twice is harmless."""
         if self._closed:
             return
-        manager = self._manager
-        manager.enter()
+        books = self._books
+        books.enter()
         self._last_length, self._last_grade = self.length, self.grade
-        close_row(manager.handle, self.row, not self._broken)
-        manager.retire(self.row)
+        close_row(books.handle, self.row, not self._broken)
+        books.roster.retire(self.row)
         self._closed = True  # not before: an interrupted close may be called again
-
-    def plan_abandoned(self, ticket: int) -> None:
-        """Told by the manager that plan ``ticket`` will not be executed: without its restore the sequence is broken."""
-        if ticket == self.restore.ticket:
-            self._break()
-
-    def distrust(self, failed: AnyArray) -> None:
-        """Told by the manager which slots failed a check (bool, global slots): who reads one of them is broken."""
-        a, r = self._manager.arrays, self._manager.rows
-        reads = self._manager.tickets.slots(self.restore.ticket)
-        for g in range(len(a.group)):
-            blocks = range(int(r.span[self.row, g, FIRST]), int(r.span[self.row, g, LAST]))
-            reads += [int(slot_at(a, r, self.row, g, block)) for block in blocks]
-        if failed[np.array(reads, dtype=np.int64)].any():
-            self._break()
 
     # ---------------------------------------------------------------- reading
 
@@ -329,11 +224,7 @@ class CachedSequence(Single):
 
     def ranges(self) -> tuple[TokenRange, ...]:
         """Form, grade and life-cycle state of every token range that this sequence holds, per group."""
-        return token_ranges(self, self._usable().spec.groups)
-
-    def books(self) -> tuple[Arrays, Rows]:
-        """The core's arrays and rows, to read only."""
-        return self._manager.arrays, self._manager.rows
+        return token_ranges(self._usable(), self.row)
 
     def published_blocks(self, group: int) -> int:
         """Leading logical blocks that belong to the index (0 for windows and snapshots).
@@ -346,17 +237,17 @@ class CachedSequence(Single):
     @property
     def length(self) -> int:
         """Tokens whose state is computed."""
-        return int(self._manager.rows.state[self.row, LENGTH]) if not self._closed else self._last_length
+        return int(self._books.rows.state[self.row, LENGTH]) if not self._closed else self._last_length
 
     @property
     def grade(self) -> Grade:
         """Worst grade of the state so far; CANONICAL while nothing was computed or reused."""
-        return Grade(int(self._manager.rows.state[self.row, STATE_GRADE])) if not self._closed else self._last_grade
+        return Grade(int(self._books.rows.state[self.row, STATE_GRADE])) if not self._closed else self._last_grade
 
     @property
     def node(self) -> int:
         """Deepest index node that this sequence has published or reused."""
-        return int(self._manager.rows.state[self.row, NODE])
+        return int(self._books.rows.state[self.row, NODE])
 
     @property
     def tokens(self) -> Int32Array:
@@ -367,16 +258,16 @@ class CachedSequence(Single):
         """
         if self._closed:
             raise SequenceError("the sequence is closed; its ids are gone")
-        a, state = self._manager.arrays, self._manager.rows.state[self.row]
+        a, state = self._books.arrays, self._books.rows.state[self.row]
         parts = []
         n = int(state[NODE])
         while a.trunk[n, NTOKENS] > 0:
             parts.append(a.tokens[n])
             n = int(a.trunk[n, PARENT])
-        left = int(state[LENGTH]) - len(parts) * self._manager.spec.segment_tokens
+        left = int(state[LENGTH]) - len(parts) * self._books.spec.segment_tokens
         if state[DETACHED] and sum(map(len, self._loose)) != left:
             raise SequenceError("the index was full, so the ids of this sequence were not kept")
-        end = self._loose if state[DETACHED] else [self._manager.rows.tail[self.row, :left]]
+        end = self._loose if state[DETACHED] else [self._books.rows.tail[self.row, :left]]
         ids: Int32Array = np.concatenate([*parts[::-1], *end])
         ids.flags.writeable = False
         return ids
@@ -391,49 +282,62 @@ class CachedSequence(Single):
         """True once closed."""
         return self._closed
 
-    def keep_snapshot(self) -> CopyPlan:
-        """The snapshots that the segment end just reached keeps (used by ``Manager.step``)."""
-        return self._snapshot(asked=False)
+    def check(self) -> None:
+        """Raise StaleLeaseError if a slot this sequence holds was freed or reused since it took it."""
+        books = self._usable()
+        g = int(stale(books.arrays, books.rows, self.row))
+        if g >= 0:
+            raise StaleLeaseError(
+                f"a slot of group {books.spec.groups[g].name!r} changed its generation under this sequence; "
+                "its lease is void, close it and open the prompt again",
+                group=books.spec.groups[g].name,
+            )
 
-    def publish_stepped(self) -> bool:
-        """Try to publish the segment that a step filled, though the index is full (used by ``Manager.step``)."""
-        state, segment = self._manager.rows.state[self.row], self._manager.spec.segment_tokens
-        self._publish_rest(self._manager.rows.tail[self.row, segment - 1 :].copy(), 0)
-        return not state[DETACHED]
+    # ---------------------------------------------------------------- asked and told by the manager
 
-    def belongs_to(self, manager: Manager) -> bool:
+    def belongs_to(self, manager: Books) -> bool:
         """Whether ``manager`` opened it."""
-        return self._manager is manager
+        return self._books is manager
 
     def require_usable(self) -> None:
         """Raise SequenceError when the sequence is closed, broken or not restored yet."""
         self._usable()
 
-    def check(self) -> None:
-        """Raise StaleLeaseError if a slot this sequence holds was freed or reused since it took it."""
-        manager = self._usable()
-        g = int(stale(manager.arrays, manager.rows, self.row))
-        if g >= 0:
-            raise StaleLeaseError(
-                f"a slot of group {manager.spec.groups[g].name!r} changed its generation under this sequence; "
-                "its lease is void, close it and open the prompt again",
-                group=manager.spec.groups[g].name,
-            )
+    def plan_abandoned(self, ticket: int) -> None:
+        """Told by the manager that plan ``ticket`` will not be executed: without its restore the sequence is broken."""
+        if ticket == self.restore.ticket:
+            self._break()
+
+    def distrust(self, failed: AnyArray) -> None:
+        """Told by the manager which slots failed a check (bool, global slots): who reads one of them is broken."""
+        a, r = self._books.arrays, self._books.rows
+        reads = self._books.tickets.slots(self.restore.ticket)
+        for g in range(len(a.group)):
+            blocks = range(int(r.span[self.row, g, FIRST]), int(r.span[self.row, g, LAST]))
+            reads += [int(slot_at(a, r, self.row, g, block)) for block in blocks]
+        if failed[np.array(reads, dtype=np.int64)].any():
+            self._break()
+
+    def publish_stepped(self) -> bool:
+        """Try to publish the segment that a step filled, though the index is full (used by ``Manager.step``)."""
+        state, segment = self._books.rows.state[self.row], self._books.spec.segment_tokens
+        self._publish_rest(self._books.rows.tail[self.row, segment - 1 :].copy(), 0)
+        return not state[DETACHED]
 
     # ---------------------------------------------------------------- parts
 
     def _known(self, group: object) -> int:
-        groups = self._manager.spec.groups
+        groups = self._books.spec.groups
         if not isinstance(group, (int, np.integer)) or not 0 <= group < len(groups):
             raise InputError(f"group index {group!r} is not one of 0 to {len(groups) - 1}; see ModelSpec.group_index")
         return int(group)
 
     def _break(self) -> None:
         self._broken = True
-        self._manager.changed()
+        self._books.roster.changed()
 
-    def _usable(self) -> Manager:
-        self._manager.enter()
+    def _usable(self) -> Books:
+        self._books.enter()
         if self._closed:
             raise SequenceError("the sequence is closed; open the prompt again")
         if self._broken:
@@ -441,110 +345,33 @@ class CachedSequence(Single):
                 "the state cannot be trusted: a forward failed half-way, the restore was abandoned, or an object that "
                 "it reads failed a check; close the sequence and open the prompt again"
             )
-        if self._manager.tickets.is_open(self.restore.ticket):
+        if self._books.tickets.is_open(self.restore.ticket):
             raise SequenceError("the restore plan was not completed; run it and call Manager.complete first")
-        return self._manager
+        return self._books
 
     def _publish_rest(self, ids: Int32Array, used: int) -> None:
         """The index was full: make room and go on with ``ids[used:]``, or publish nothing more."""
-        manager = self._manager
-        while used < len(ids) and manager.make_node_room():
-            used = publish(manager.arrays, manager.rows, self.row, ids, used)
+        books = self._books
+        while used < len(ids) and books.namespaces.make_node_room():
+            used = publish(books.arrays, books.rows, self.row, ids, used)
         if used < len(ids):
-            state = manager.rows.state[self.row]
+            state = books.rows.state[self.row]
             state[DETACHED] = 1
-            left = int(state[LENGTH]) - int(state[PUBLISHED]) * manager.spec.segment_tokens
+            left = int(state[LENGTH]) - int(state[PUBLISHED]) * books.spec.segment_tokens
             kept = left - (len(ids) - used)
-            self._loose = [manager.rows.tail[self.row, :kept].copy(), ids[used:].copy()]
-        shrink_windows(manager.arrays, manager.rows, self.row, self.length)
-
-    def _reserved_snapshots(self, node: int, *, asked: bool) -> tuple[list[Copy], list[Publication]] | None:
-        """Copies of the live slots into slots for ``node``; None when there is no room."""
-        manager = self._manager
-        a = manager.arrays
-        out = np.empty(len(a.group), dtype=np.int64)
-        arguments = (a, manager.rows, self.row, node, self.length, asked, int(self.grade), out)
-        if int(reserve_snapshots(*arguments)) >= 0:
-            return None
-        copies, publish = [], []
-        for g in np.flatnonzero(out >= 0).tolist():
-            live = int(slot_at(a, manager.rows, self.row, g, 0))
-            copies.append(Copy(g, live, int(out[g])))
-            publish.append(Publication(node, int(a.group[g, COL_BASE]), g, int(out[g])))
-        return copies, publish
-
-    def _snapshot(self, *, asked: bool) -> CopyPlan:
-        node = self.node
-        found = self._reserved_snapshots(node, asked=asked)
-        if found is None or not found[0]:
-            return _NOTHING
-        add_anchor(self._manager.arrays, node)
-        return self._manager.tickets.issue(found[0], publish=found[1], node=node)
-
-    def _seal(self, start: int) -> CopyPlan:
-        manager = self._manager
-        a, r = manager.arrays, manager.rows
-        count = self.length - start
-        tail = r.tail[self.row]
-        node = int(find_checkpoint(a, self.node, tail, 0, count))
-        if node >= 0:
-            if checkpoint_complete(a, node, start, self.length, int(self.grade)):
-                return _NOTHING
-            add_anchor(a, node)
-        else:
-            node = int(new_node(a, self.node, tail, 0, count))
-            if node < 0 and manager.make_node_room():
-                node = int(new_node(a, self.node, tail, 0, count))
-            if node < 0:
-                return _NOTHING
-        note_priority(a, node, int(r.state[self.row, ROW_PRIORITY]))
-        if int(checkpoint_lacks_room(a, node, start, self.length, int(self.grade))) >= 0:
-            drop_anchor(a, node)
-            return _NOTHING
-        sealed = np.empty((a.columns.shape[1], 4), dtype=np.int64)
-        blocks = int(reserve_sealed(a, r, self.row, start, self.length, sealed))
-        snapshots = self._reserved_snapshots(node, asked=True) if blocks >= 0 else None
-        if snapshots is None:
-            manager.release_slots([(g, s) for g, _, _, s in sealed[: max(blocks, 0)].tolist()])
-            drop_anchor(a, node)
-            return _NOTHING
-        copies, publish = snapshots
-        for g, block, source, target in sealed[:blocks].tolist():
-            per_block = manager.spec.groups[g].block_entries
-            left = self.length // int(a.group[g, RATIO]) - block * per_block
-            copies.append(Copy(g, source, target, left if left < per_block else -1))
-            column = int(a.group[g, COL_BASE]) + block - start // int(a.group[g, BLOCK_TOKENS])
-            publish.append(Publication(node, column, g, target))
-        return manager.tickets.issue(copies, publish=publish, node=node)
+            self._loose = [books.rows.tail[self.row, :kept].copy(), ids[used:].copy()]
+        shrink_windows(books.arrays, books.rows, self.row, self.length)
 
     def _fork_into(self, row: int) -> CachedSequence:
-        manager = self._manager
-        a, r = manager.arrays, manager.rows
-        segment = manager.spec.segment_tokens
-        detached = bool(r.state[self.row, DETACHED])
-        # a block can only be published below one node, so an unpublished one is not shared
-        share_row(a, r, self.row, row, self.length if detached else int(r.state[self.row, PUBLISHED]) * segment)
-        copies, ready = [], []
-        try:
-            require_room(manager, lambda: fork_lacks_room(a, r, self.row, row))
-            for g in range(len(a.group)):
-                for block in range(int(r.span[row, g, LAST]), int(r.span[self.row, g, LAST])):
-                    source = int(slot_at(a, r, self.row, g, block))
-                    own = take(manager, row, g, block)
-                    a.slot[own, GRADE] = a.slot[source, GRADE]
-                    copies.append(Copy(g, source, own))
-                    if a.group[g, RULE] != RULE_SNAPSHOT and (block + 1) * int(a.group[g, BLOCK_TOKENS]) <= self.length:
-                        ready.append(own)
-        except BaseException as error:
-            release_row(a, r, row)
-            if isinstance(error, NoSlot):
-                raise manager.no_room(error.group, self.length, "fork") from None
-            raise
-        r.state[row] = r.state[self.row]
-        r.tail[row] = r.tail[self.row]
-        add_anchor(a, self.node)
+        restore = take_fork(self._books, self.row, row)
         explanation = replace(self.explanation, grade=self.grade) if self.length else self.explanation
-        child = type(self)(manager, row, self.floor, explanation, self.length)
+        child = type(self)(self._books, row, self.floor, explanation, self.length, restore)
         child._loose = list(self._loose)
-        child.restore = manager.tickets.issue(copies, ready=ready)
         return child
+
+
+def require_own(books: Books, sequence: object) -> CachedSequence:
+    """InputError for what is not a sequence of this manager."""
+    if not isinstance(sequence, CachedSequence) or not sequence.belongs_to(books):
+        raise InputError(f"a sequence that this manager opened is expected, not {type(sequence).__name__}")
+    return sequence

@@ -59,7 +59,7 @@ class Survey:
 
 
 def survey(a: Arrays, spec: ModelSpec, prompt: Prompt, colds: Sequence[AnyArray], reused: int, floor: Grade) -> Survey:
-    """See ``Manager.survey``; ``colds``: grades by tier, as ``Transfers.cold`` makes them."""
+    """See ``ColderTiers.survey``; ``colds``: grades by tier, as ``Transfers.cold`` makes them."""
     tiers, rows, columns = len(colds), -(-len(prompt.tokens) // spec.segment_tokens), a.columns.shape[1]
     cold = np.full((tiers + 1, rows, columns), -1, dtype=np.int8)
     for tier, one in enumerate(colds, start=1):

@@ -16,8 +16,12 @@ from kvloom.core.block_pool import hold, release
 from kvloom.core.fields import CARRIED, SLOT_BASE, STATE
 from kvloom.core.heat import use_checkpoint
 from kvloom.core.lifecycle import ALLOCATED, READY, move
-from kvloom.core.prefix_index import adopt, drop_anchor, refresh_spine, touch
+from kvloom.core.objects import adopt, refresh_spine
+from kvloom.core.prefix_index import drop_anchor, touch
 from kvloom.plan import CopyPlan
+
+NOTHING = CopyPlan(ticket=0)
+"""The plan without copies, which nobody has to complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class Tickets:
         if not copies:
             if node >= 0:
                 drop_anchor(self._arrays, node)
-            return CopyPlan(ticket=0)
+            return NOTHING
         held = [(c.group, s) for c in copies for s in (c.src, c.dst) if s >= 0]
         for group, slot in held:
             hold(self._arrays, group, slot)

@@ -184,6 +184,16 @@ class Transfers:
         restoring.hold_all(a, held)
         return self._issue(position, items, held, _NO_PATH, -1)
 
+    def units(self, prompt: Prompt, cold: AnyArray) -> tuple[TransferPlan, ...]:
+        """``store`` for every grade, the best first; ``cold`` then counts what the plans before store, too."""
+        plans = []
+        for floor in (Grade.CANONICAL, Grade.FAITHFUL, Grade.APPROXIMATE):
+            plan = self.store(prompt, cold, int(floor))
+            if plan is not None:
+                plans.append(plan)
+                cold[plan.row, self._arrays.group[plan.group, COL_BASE] + plan.column] = plan.grade
+        return tuple(plans)
+
     def _issue(self, position: int, items: AnyArray, held: AnyArray, path: Int32Array, end: int) -> TransferPlan:
         a = self._arrays
         self._last += 1

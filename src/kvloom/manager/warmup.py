@@ -107,16 +107,16 @@ def _recover(manager: Manager, prompt: Int32Array) -> None:
     ids = prompt[: 2 * manager.spec.segment_tokens]
     for kind in (Kind.WINDOW, Kind.TAIL):
         manager.drop(kind)
-    manager.survey(ids, [_NOTHING])
-    both = manager.plan_replay(ids, _NOTHING, Grade.FAITHFUL)
+    manager.colder.survey(ids, [_NOTHING])
+    both = manager.colder.plan_replay(ids, _NOTHING, Grade.FAITHFUL)
     if both is not None:
-        manager.prefix_slots(both[0])
-        manager.finish_load(both[0], both[1])
+        manager.colder.prefix_slots(both[0])
+        manager.colder.finish_load(both[0], both[1])
     sequence = _opened(manager, np.append(ids, ids[:1]), Grade.FAITHFUL)
     _grow(manager, sequence, ids)
-    stored = manager.plan_store(sequence, _NOTHING)
+    stored = manager.colder.plan_offload(ids, _NOTHING)
     if stored is not None:
-        manager.finish_store(stored)
+        manager.colder.finish_store(stored)
     sequence.close()
 
 

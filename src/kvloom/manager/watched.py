@@ -17,11 +17,13 @@ from kvloom.config import Device
 from kvloom.core.namespace import ExtraKey
 from kvloom.errors import CapacityError, InputError, KVLoomError, UnsupportedError
 from kvloom.manager import events
+from kvloom.manager.colder import ColderTiers
+from kvloom.manager.decoding import Batch, rows_of
 from kvloom.manager.events import Event, Watch
 from kvloom.manager.inputs import checked_keys, grade_of
-from kvloom.manager.manager import Batch, Manager
+from kvloom.manager.manager import Manager
 from kvloom.manager.sequence import CachedSequence
-from kvloom.plan import CopyPlan, StoredObjects, TransferPlan
+from kvloom.plan import CopyPlan, TransferPlan
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.types import AnyArray, Grade, Int32Array, Kind
 
@@ -86,9 +88,9 @@ class WatchedSequence(CachedSequence):
             door.tell(events.Close(self.number))
 
     def _door(self) -> WatchedManager:
-        assert isinstance(self._manager, WatchedManager)
-        self._manager.listen()
-        return self._manager
+        assert isinstance(self._books, WatchedManager)
+        self._books.listen()
+        return self._books
 
 
 class WatchedBatch(Batch):
@@ -102,6 +104,42 @@ class WatchedBatch(Batch):
     number: int
 
 
+class UntoldTiers(ColderTiers):
+    """The calls of a ``WatchedManager`` about colder tiers: looking is free, all else raises UnsupportedError."""
+
+    def plan_load(self, *_given: object, **_names: object) -> NoReturn:
+        """Raises UnsupportedError."""
+        _refuse()
+
+    def plan_replay(self, *_given: object, **_names: object) -> NoReturn:
+        """Raises UnsupportedError."""
+        _refuse()
+
+    def begin_arriving(self, plan: TransferPlan) -> NoReturn:
+        """Raises UnsupportedError."""
+        _refuse()
+
+    def withdraw(self, plan: TransferPlan, good: AnyArray) -> NoReturn:
+        """Raises UnsupportedError."""
+        _refuse()
+
+    def finish_load(self, plan: TransferPlan, good: AnyArray) -> NoReturn:
+        """Raises UnsupportedError."""
+        _refuse()
+
+    def plan_offload(self, *_given: object, **_names: object) -> NoReturn:
+        """Raises UnsupportedError."""
+        _refuse()
+
+    def plan_units(self, *_given: object, **_names: object) -> NoReturn:
+        """Raises UnsupportedError."""
+        _refuse()
+
+    def finish_store(self, plan: TransferPlan) -> NoReturn:
+        """Raises UnsupportedError."""
+        _refuse()
+
+
 class WatchedManager(Manager):
     """A ``Manager`` that tells ``watch`` what is done to it; see there for the other arguments.
 
@@ -110,6 +148,7 @@ class WatchedManager(Manager):
 
     sequence_type = WatchedSequence
     batch_type = WatchedBatch
+    colder_type = UntoldTiers
 
     def __init__(self, spec: ModelSpec, tiers: Sequence[Device], *, watch: Watch, **options: Any) -> None:
         super().__init__(spec, tiers, **options)
@@ -198,7 +237,7 @@ class WatchedManager(Manager):
     def step(self, batch: Batch, tokens: Int32Array) -> tuple[CopyPlan, ...]:
         """See ``Manager.step``."""
         self.listen()
-        self._rows_of(batch)  # a batch that cannot go on changes nothing; every other refusal is told
+        rows_of(self, batch)  # a batch that cannot go on changes nothing; every other refusal is told
         assert isinstance(batch, WatchedBatch)
         try:
             plans = super().step(batch, tokens)
@@ -239,38 +278,6 @@ class WatchedManager(Manager):
         at = None if position is None else min(int(position), np.iinfo(np.int64).max)
         self.tell(events.Drop(kind, group, at, bool(quarantine), dropped))
         return dropped
-
-    def plan_load(self, *_given: object, **_names: object) -> NoReturn:
-        """Raises UnsupportedError."""
-        _refuse()
-
-    def plan_replay(self, *_given: object, **_names: object) -> NoReturn:
-        """Raises UnsupportedError."""
-        _refuse()
-
-    def plan_offload(self, *_given: object, **_names: object) -> NoReturn:
-        """Raises UnsupportedError."""
-        _refuse()
-
-    def finish_load(self, plan: TransferPlan, good: AnyArray) -> NoReturn:
-        """Raises UnsupportedError."""
-        _refuse()
-
-    def begin_arriving(self, plan: TransferPlan) -> NoReturn:
-        """Raises UnsupportedError."""
-        _refuse()
-
-    def withdraw(self, plan: TransferPlan, good: AnyArray) -> NoReturn:
-        """Raises UnsupportedError."""
-        _refuse()
-
-    def plan_store(self, sequence: CachedSequence, stored: StoredObjects, floor: Grade = Grade.FAITHFUL) -> NoReturn:
-        """Raises UnsupportedError."""
-        _refuse()
-
-    def finish_store(self, plan: TransferPlan) -> NoReturn:
-        """Raises UnsupportedError."""
-        _refuse()
 
 
 def _refuse() -> NoReturn:

@@ -138,22 +138,22 @@ class Behind:
     def _survey(self, ids: Int32Array) -> Survey:
         """From where a prompt could go on: at its own boundaries, or at an end within it that a tier knows."""
         *ends, whole = self._source.begin(ids, SALT, ())
-        survey = self._manager.survey(ids, self._source.find(whole), floor=FLOOR)
+        survey = self._manager.colder.survey(ids, self._source.find(whole), floor=FLOOR)
         restored, replayed = list(survey.restored), list(survey.replayed)
         for end in ends:
             if len(end.tokens) > survey.reused:
-                found = self._manager.survey(end.tokens, self._source.find(end), floor=FLOOR)
+                found = self._manager.colder.survey(end.tokens, self._source.find(end), floor=FLOOR)
                 restored += found.restored
                 replayed += found.replayed
         return replace(survey, restored=_deeper(restored, survey.reused), replayed=_deeper(replayed, survey.reused))
 
     def _replay(self, option: Option, ids: Int32Array) -> None:
         """Bring what the replay builds on, and run it."""
-        manager, chain = self._manager, self._manager.chain(ids)
+        manager, chain = self._manager, self._manager.colder.chain(ids)
         assert option.reach is not None
         assert option.span is not None
-        offer = make_offer(self.hierarchy.find(chain), FLOOR, self.hierarchy.parts)
-        made = manager.plan_replay(ids, offer.stored, option.grade, floor=FLOOR)
+        offer = make_offer(self.hierarchy.fetching.find(chain), FLOOR, self.hierarchy.ground.parts)
+        made = manager.colder.plan_replay(ids, offer.stored, option.grade, floor=FLOOR)
         if made is None:
             return
         plan, _ = made
@@ -165,7 +165,7 @@ class Behind:
                 self.hierarchy.links[number].touch(manager.layout, chain.digests[-1].tobytes())
         self.replay_bytes.update(option.reach.kind_bytes)
         self.clock.advance(option.span.tokens / self.prefill_speed)
-        manager.finish_load(plan, np.ones(len(plan), np.bool_))
+        manager.colder.finish_load(plan, np.ones(len(plan), np.bool_))
         self.recovery.stats.replays += 1
         self.recovery.stats.replayed_tokens += option.span.tokens
 
@@ -218,7 +218,7 @@ class Behind:
         """A request computed or reused ``tokens``: what of them is used more than once is known at the end."""
         whole = len(tokens) // self._manager.spec.segment_tokens * self._manager.spec.segment_tokens
         if whole:
-            for digest in self._manager.chain(tokens[:whole]).digests:
+            for digest in self._manager.colder.chain(tokens[:whole]).digests:
                 name = digest.tobytes()
                 self.uses[name] = self.uses.get(name, 0) + 1
 

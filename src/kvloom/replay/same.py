@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 from kvloom.errors import KVLoomError
 from kvloom.manager import events
-from kvloom.manager.manager import Batch, Manager
+from kvloom.manager.decoding import Batch
+from kvloom.manager.manager import Manager
 from kvloom.manager.sequence import CachedSequence
 from kvloom.manager.stats import Stats
 from kvloom.plan import CopyPlan

@@ -47,7 +47,7 @@ class Arrival:
     """Belongs to the manager's thread.
 
     Args:
-        load: in stages; ``Manager.begin_arriving`` is for the caller.
+        load: in stages; ``ColderTiers.begin_arriving`` is for the caller.
         ends_at: monotonic second after which nobody waits for it any more.
         clock: monotonic seconds.
         hurried: once it says so nobody waits any longer.

@@ -12,6 +12,7 @@ from kvloom.tiers.contract import Tier
 from kvloom.tiers.values import Places, Result
 from kvloom.transfer.forms import Forms
 from kvloom.transfer.options import TransferOptions
+from kvloom.transfer.pace import Rest
 from kvloom.types import AnyArray, Grade, PayloadForm
 
 BATCH = 32 << 20
@@ -45,16 +46,16 @@ class Cooling:
         self.saved = 0
         self._kept: set[tuple[bytes, int, int]] = set()
 
-    def run(self) -> None:
+    def run(self, rest: Rest) -> None:
         """Convert what is cold, once the tier is half as full as it may be."""
         usage = self._tier.usage()
         if usage.bytes < self._options.host_mark / 2 * usage.capacity:
             return
         for places in self._tier.cold_objects(self._options.cold_below, BATCH):
             if places.layout == self._layout:
-                self._convert(places)
+                self._convert(places, rest)
 
-    def _convert(self, places: Places) -> None:
+    def _convert(self, places: Places, rest: Rest) -> None:
         entries, parts = places.entries[self._known(places)], self.forms.parts
         places = places.take(self._known(places))
         group = entries["group"].astype(np.int64)
@@ -63,14 +64,15 @@ class Cooling:
             form, fmt = self.forms.choose(g, smaller=True).form, self.forms.part_formats[g][p]
             mine = (group == g) & (number == p) & (entries["grade"] == grade) & (entries["length"] == fmt.nbytes)
             if form is not PayloadForm.RAW and mine.any():
-                self._encode(places.take(mine), form, fmt, Grade(grade))
+                self._encode(places.take(mine), form, fmt, Grade(grade), rest)
 
     def _known(self, places: Places) -> AnyArray:
         return self.forms.parts.known(places.entries["group"], places.entries["column"])
 
-    def _encode(self, places: Places, form: PayloadForm, fmt: SlotFormat, grade: Grade) -> None:
+    def _encode(self, places: Places, form: PayloadForm, fmt: SlotFormat, grade: Grade, rest: Rest) -> None:
         slot = np.empty(-(-fmt.nbytes // 8), np.uint64).view(np.uint8)[: fmt.nbytes]
         for i in range(len(places)):
+            rest()
             one = places.take(np.array([i]))
             name = (one.digests[0].tobytes(), int(one.entries["group"][0]), int(one.entries["column"][0]))
             if name in self._kept or self._tier.read(one, slot, np.zeros(1, np.int64)).results[0] != Result.OK:

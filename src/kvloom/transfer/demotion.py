@@ -10,9 +10,10 @@ import numpy as np
 
 from kvloom.tiers.contract import HandsOn
 from kvloom.tiers.values import Outcome
-from kvloom.transfer.lanes import Job, Urgency, Work
+from kvloom.transfer.jobs import Job, Urgency, Work
 from kvloom.transfer.link import Link
 from kvloom.transfer.options import Admission, TransferOptions
+from kvloom.transfer.pace import Rest, resting
 
 _REMEMBERED = 1 << 14
 _BATCH = 64
@@ -52,7 +53,7 @@ class Demotion:
             for layout, digest in self._tier.coldest(self._tier.usage().capacity):
                 if job.stopped():
                     return
-                self._move(layout, digest)
+                self._move(layout, digest, job.rest)
                 yield
 
         job = self._to.writing.submit(Urgency.DEMOTE, work, patience_s)
@@ -62,25 +63,25 @@ class Demotion:
         return self._options.admission is Admission.ALWAYS or self._tier.hits(layout, digest) > 0
 
     def _moving(self, layout: bytes, digest: bytes) -> Work[None]:
-        def work(_job: Job[None]) -> Generator[None, None, None]:
+        def work(job: Job[None]) -> Generator[None, None, None]:
             yield from ()  # a unit is one piece
             again = True
             try:
-                again = self._move(layout, digest)
+                again = self._move(layout, digest, job.rest)
             finally:
                 if again:
                     self._asked.pop((layout, digest), None)
 
         return work
 
-    def _move(self, layout: bytes, digest: bytes) -> bool:
+    def _move(self, layout: bytes, digest: bytes, rest: Rest) -> bool:
         """Move a unit on; whether it is to be tried again when it is among the coldest the next time."""
         if self._to.tier.lookup(layout, np.frombuffer(digest, np.uint8).reshape(1, -1)).boundary[0]:
             return False
         unit = self._tier.unit(layout, digest)
         if unit is None:
             return True
-        done = self._to.tier.publish(unit)
+        done = self._to.tier.publish(resting(unit, rest))
         if done.stored:
             self._to.stats.demoted += 1
         else:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvloom.transfer.lanes import Job, Lane, T, Urgency, Work
+from kvloom.transfer.jobs import Job, Urgency, Work
+from kvloom.transfer.lanes import Lane, T
 
 
 class Inline(Lane):
@@ -12,7 +13,7 @@ class Inline(Lane):
         """Do a job; None when the lane is closed, or takes none of this urgency."""
         if self._closing or not self._most.get(urgency, 0):
             return None
-        job = Job(urgency, work, None if within is None else self._clock() + within, self._clock, self._tell)
+        job = Job(urgency, work, within, self._clock, self._tell, self._pace)
         while not job.advance():
             pass
         return job

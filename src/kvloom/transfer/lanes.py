@@ -8,147 +8,21 @@ two pieces.  When a job is ``done`` it will never write again: that is the fence
 from __future__ import annotations
 
 import contextlib
-import enum
 import heapq
 import logging
-import math
 import os
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
+
+from kvloom.transfer.jobs import Job, Urgency, Work
+from kvloom.transfer.pace import Pace
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
-GRACE_S = 0.5
-"""Seconds that the piece which a job is cancelled in may take before its lane is said to hang."""
-
-
-class Urgency(enum.IntEnum):
-    """What goes first in a lane."""
-
-    LOAD = 0
-    """A request waits for it."""
-    PREFETCH = 1
-    """A request that has not begun will want it."""
-    STORE = 2
-    """The device may need the room."""
-    DEMOTE = 3
-    """From one cold tier to the next."""
-
-
-class State(enum.Enum):
-    """Of a job."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    DONE = "done"
-    FAILED = "failed"
-    """Its work raised; ``Job.result`` raises the same."""
-    DROPPED = "dropped"
-    """It was cancelled, or its lane closed, before it began: it has done nothing."""
-
-
-Work = Callable[["Job[T]"], Generator[None, None, T]]
-
-
-class Job(Generic[T]):
-    """One transfer.  Thread-safe."""
-
-    def __init__(
-        self,
-        urgency: Urgency,
-        work: Work[T],
-        ends_at: float | None,
-        clock: Callable[[], float],
-        tell: Callable[[BaseException], None],
-    ) -> None:
-        self.urgency, self.ends_at = urgency, ends_at
-        self._tell = tell
-        self._work, self._clock = work, clock
-        self._steps: Generator[None, None, T] | None = None
-        self._ended = threading.Event()
-        self._cancelled: float | None = None
-        self._state = State.WAITING
-        self._result: T | None = None
-        self._failure: BaseException | None = None
-
-    @property
-    def state(self) -> State:
-        """Where it stands."""
-        return self._state
-
-    @property
-    def failure(self) -> BaseException | None:
-        """What its work raised."""
-        return self._failure
-
-    @property
-    def done(self) -> bool:
-        """Whether it has ended, in whatever way: nothing of it moves any more."""
-        return self._ended.is_set()
-
-    def cancel(self, *, late: bool = False) -> None:
-        """Stop it at the next piece; one that has not begun ends when its lane comes to it.
-
-        ``late``: it should have ended by now, so what waits behind it need not be waited for.
-        """
-        if late:
-            self._cancelled = -math.inf
-        elif self._cancelled is None:
-            self._cancelled = self._clock()
-
-    def stopped(self) -> bool:
-        """Whether its work is to stop now: it was cancelled, or its deadline has passed."""
-        return self._cancelled is not None or (self.ends_at is not None and self._clock() > self.ends_at)
-
-    def overdue(self, now: float) -> bool:
-        """Whether it should have ended by now: its deadline has passed, or it was cancelled a while ago."""
-        late = self.ends_at is not None and now > self.ends_at
-        return late or (self._cancelled is not None and now > self._cancelled + GRACE_S)
-
-    def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it is done; whether it is."""
-        return self._ended.wait(seconds)
-
-    def result(self) -> T | None:
-        """What its work returned; None when it was dropped.  Raises what the work raised.  Only when it is done."""
-        if self._failure is not None:
-            raise self._failure
-        return self._result
-
-    def advance(self) -> bool:
-        """Do one piece (called by its lane); whether it has ended."""
-        if self._steps is None:
-            if self.stopped():
-                self._end(State.DROPPED)
-                return True
-            self._state = State.RUNNING
-            self._steps = self._work(self)
-        try:
-            next(self._steps)
-        except StopIteration as stop:
-            self._result = stop.value
-            self._end(State.DONE)
-            return True
-        except BaseException as failure:
-            self._failure = failure
-            self._tell(failure)
-            self._end(State.FAILED)
-            return True
-        return False
-
-    def drop(self) -> None:
-        """End it without its work (called by its lane, which closes)."""
-        if self._steps is not None:
-            self._steps.close()
-        self._end(State.DROPPED)
-
-    def _end(self, state: State) -> None:
-        self._state = state
-        self._ended.set()
 
 
 class Lane:
@@ -159,6 +33,7 @@ class Lane:
         most: jobs of each urgency that may wait or run at a time; more are refused.
         clock: monotonic seconds.
         nice: how far the thread stands behind others that want the processor, 0 to 19.
+        pace: of all lanes of an engine; its jobs rest before every piece.
 
     What a job raises ends that job alone.  It is logged, with its traceback the first time.
 
@@ -167,9 +42,15 @@ class Lane:
     """
 
     def __init__(
-        self, name: str, most: dict[Urgency, int], clock: Callable[[], float] = time.monotonic, nice: int = 0
+        self,
+        name: str,
+        most: dict[Urgency, int],
+        clock: Callable[[], float] = time.monotonic,
+        nice: int = 0,
+        pace: Pace | None = None,
     ) -> None:
         self._name, self._most, self._clock, self._nice = name, most, clock, nice
+        self._pace = pace or Pace()
         self.raised: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -185,7 +66,7 @@ class Lane:
         with self._lock:
             if self._closing or self._open[urgency] >= self._most.get(urgency, 0):
                 return None
-            job = Job(urgency, work, None if within is None else self._clock() + within, self._clock, self._tell)
+            job = Job(urgency, work, within, self._clock, self._tell, self._pace)
             self._open[urgency] += 1
             self._push(job)  # type: ignore[arg-type]
             if self._thread is None:  # a daemon: a disk that hangs must not keep the process
@@ -202,7 +83,7 @@ class Lane:
             self._open[job.urgency] -= 1
             self._open[urgency] += 1
             job.urgency = urgency
-            job.ends_at = None if within is None else self._clock() + within
+            job.due(within)
             self._queue = [(int(each.urgency), number, each) for _, number, each in self._queue]
             heapq.heapify(self._queue)
 
@@ -222,6 +103,10 @@ class Lane:
 
     def close(self, patience_s: float) -> bool:
         """Take nothing more, end what waits after ``patience_s`` at most; whether the lane has ended."""
+        with self._pace.awaited():
+            return self._close(patience_s)
+
+    def _close(self, patience_s: float) -> bool:
         ends = self._clock() + patience_s
         with self._lock:
             self._closing = True
@@ -255,6 +140,11 @@ class Lane:
                     if self._closing:
                         return
                     self._changed.wait()
+                first = self._queue[0][2]
+            first.rest()
+            with self._lock:
+                if not self._queue:  # dropped meanwhile
+                    continue
                 _, number, job = heapq.heappop(self._queue)
                 self._running = job
             ended = job.advance()

@@ -11,35 +11,33 @@ from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from kvloom.errors import StoreError
 from kvloom.plan import ArenaGeometry, Chain, TransferPlan
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.tiers.contract import Tier
-from kvloom.tiers.values import Found, Need, NewObject, Places, Published, ReadResult, Result, Unit, no_places
+from kvloom.tiers.values import Found, Places, Published, Result, Unit, no_places
+from kvloom.transfer.bringer import Bringer, Results
 from kvloom.transfer.forms import Forms
-from kvloom.transfer.lanes import Job, Lane, State, Urgency
+from kvloom.transfer.jobs import Job, State, Urgency
+from kvloom.transfer.lanes import Lane
 from kvloom.transfer.memory import SlotMemory
 from kvloom.transfer.options import ColdForm, TransferOptions
+from kvloom.transfer.pace import Pace, Rest, resting
 from kvloom.transfer.parts import Parts
 from kvloom.transfer.progress import Piece, Progress, Way
 from kvloom.transfer.stats import TierStats
-from kvloom.types import AnyArray, Grade, IntArray, PayloadForm
+from kvloom.transfer.units import UnitMaker
+from kvloom.types import AnyArray, Grade, IntArray
 
 BEHIND = 10
 """Niceness of threads that store: nobody waits for them, and a decode step wants the processor."""
-STAGED = 32 << 20
-"""Bytes that lie between a tier and an arena that is no host memory."""
-_YIELD_S, _YIELDS_S = 0.02, 1.0
-"""Seconds that a store waits for loads before each object, and for a whole unit, at most."""
+PORTION = 4 << 20
+"""Bytes that a job reads at a time while it has to keep to its pace: a millisecond or two of one core."""
 
-Results = npt.NDArray[np.uint8]
 T = TypeVar("T")
 ASK_PATIENCE, TIER_PATIENCE = 2.0, 10.0
 """Seconds that a question to a tier may take which no request waits for, and closing it."""
 _LOOK_S = 0.05
-_CODES = len(Result)
 
 
 class Link:
@@ -57,22 +55,31 @@ class Link:
         options: TransferOptions,
         clock: Callable[[], float] = time.monotonic,
         lane: type[Lane] = Lane,
+        pace: Pace | None = None,
     ) -> None:
-        self.tier, self.stats = tier, TierStats()
-        self._memory, self._spec, self._geometry = memory, spec, geometry
+        self.tier, self.stats, self.pace = tier, TierStats(), pace or Pace()
+        self._memory, self._spec = memory, spec
         self._clock = clock
         self.hurried: Callable[[], bool] = lambda: False
         self.parts = Parts.of(spec)
         self._slot_bytes = np.array([group.slot_bytes for group in spec.groups], dtype=np.int64)
-        self._snapshots = np.array([group.is_snapshot for group in spec.groups], dtype=np.bool_)
         self.forms = Forms(tier.name, spec.groups, options.cold_form if tier.durable else ColdForm.NONE, self.parts)
+        self.bringer = Bringer(tier, memory, self.parts, self.forms)
+        self.units = UnitMaker(spec, geometry, memory, self.parts, self.forms, clock)
         self.reading = lane(
-            f"kvloom-load-{tier.name}", {Urgency.LOAD: 64, Urgency.PREFETCH: options.most_prefetches}, clock
+            f"kvloom-load-{tier.name}",
+            {Urgency.LOAD: 64, Urgency.PREFETCH: options.most_prefetches},
+            clock,
+            pace=self.pace,
         )
         self.writing = lane(
-            f"kvloom-store-{tier.name}", {Urgency.STORE: options.most_stores, Urgency.DEMOTE: 64}, clock, BEHIND
+            f"kvloom-store-{tier.name}",
+            {Urgency.STORE: options.most_stores, Urgency.DEMOTE: 64},
+            clock,
+            BEHIND,
+            self.pace,
         )
-        self.asking = lane(f"kvloom-ask-{tier.name}", {Urgency.LOAD: 8}, clock)
+        self.asking = lane(f"kvloom-ask-{tier.name}", {Urgency.LOAD: 8}, clock, pace=self.pace)
         self.stats.raised = {lane: each.raised for lane, each in zip(("read", "write", "ask"), self.lanes, strict=True)}
 
     @property
@@ -151,134 +158,63 @@ class Link:
             return None
 
         def work(job: Job[Results]) -> Generator[None, None, Results]:
+            def stop() -> bool:
+                job.rest()
+                return job.stopped()
+
             results = np.full(len(places), Result.STOPPED, dtype=np.uint8)
             for number, piece in enumerate(pieces):
                 if number:
                     yield
                 if job.stopped():
                     break
-                begun, part = self._clock(), places.take(piece)
-                if len(piece):
-                    results[piece] = self._read(part, offsets[piece], job.stopped)
-                ended = self._clock()
-                self.stats.load_seconds += ended - begun
+                begun, n_bytes, rests = self._clock(), places.take(piece).nbytes, job.rests
+                left, cut = piece, False
+                while len(left) and not job.stopped():
+                    if cut:
+                        yield
+                    now, left = self._portion(job, places, left)
+                    cut = cut or len(left) > 0
+                    results[now] = self.bringer.read(places.take(now), offsets[now], stop)
+                ended, rested = self._clock(), cut or job.rests > rests
+                if rested:
+                    self.stats.paced_seconds += ended - begun
+                else:
+                    self.stats.load_seconds += ended - begun
                 whole = not results[piece].any()
-                if whole:
-                    self.forms.read.note(part.nbytes, ended - begun)
-                progress.passed_one(Piece(begun, ended, part.nbytes), whole)
+                if whole and not rested:
+                    self.forms.read.note(n_bytes, ended - begun)
+                progress.passed_one(Piece(begun, ended, n_bytes, rested), whole)
             return results
 
         return self.reading.submit(way.urgency, work, way.within)
 
-    def _read(self, places: Places, offsets: IntArray, stop: Callable[[], bool]) -> Results:
-        """Read what lies as it is straight into the arena, where that can be; the rest through other memory.
-
-        Where it says that something is there, anybody may read it.
-        """
-        memory = self._memory.host_memory()
-        raw = places.entries["form"] == PayloadForm.RAW
-        if memory is None or not raw.any():
-            return self._read_staged(places, offsets, stop)
-        if raw.all():
-            return _checked(self.tier.read(places, memory, offsets, stop), len(places))
-        results = np.empty(len(places), dtype=np.uint8)
-        results[raw] = _checked(self.tier.read(places.take(raw), memory, offsets[raw], stop), int(raw.sum()))
-        results[~raw] = self._read_staged(places.take(~raw), offsets[~raw], stop)
-        return results
-
-    def _read_staged(self, places: Places, offsets: IntArray, stop: Callable[[], bool]) -> Results:
-        lengths = places.entries["length"].astype(np.int64)
-        results = np.full(len(places), Result.STOPPED, dtype=np.uint8)
-        staging = np.empty(0, dtype=np.uint8)
-        for piece in _pieces(lengths, STAGED):
-            if stop():
-                break
-            size = lengths[piece]
-            if int(size.sum()) > len(staging):
-                staging = np.zeros(int(size.sum()), dtype=np.uint8)
-            begin = np.cumsum(size) - size
-            results[piece] = _checked(self.tier.read(places.take(piece), staging, begin, stop), len(piece))
-            for i in np.flatnonzero(results[piece] == Result.OK).tolist():
-                payload = staging[int(begin[i]) : int(begin[i] + size[i])]
-                if not self._put(places.entries[piece[i]], payload, int(offsets[piece[i]])):
-                    results[piece[i]] = Result.INTEGRITY
-        self._memory.settle()
-        return results
-
-    def _put(self, entry: AnyArray, payload: npt.NDArray[np.uint8], offset: int) -> bool:
-        """Bring the verified payload of a part to its place; False when it is not what its form says."""
-        group, form = int(entry["group"]), int(entry["form"])
-        part = int(entry["column"]) % int(self.parts.count[group])
-        memory, size = self._memory.host_memory(), int(self.parts.size[group, part])
-        if form == PayloadForm.RAW:
-            slot = payload
-        elif memory is not None:
-            return self.forms.decode(form, (group, part), payload, memory[offset : offset + size])
-        else:
-            slot = np.empty(-(-size // 8), np.uint64).view(np.uint8)[:size]
-            if not self.forms.decode(form, (group, part), payload, slot):
-                return False
-        self._memory.write_slots(np.array([offset]), np.array([size]), slot)
-        return True
+    def _portion(self, job: Job[Results], places: Places, piece: IntArray) -> tuple[IntArray, IntArray]:
+        """What to read now of a piece, and what is left of it: all at once, unless the job has to keep to its pace."""
+        if not self.pace.slows(job):
+            return piece, piece[:0]
+        ends = np.cumsum(places.entries["length"][piece].astype(np.int64))
+        size = max(1, int(np.searchsorted(ends, PORTION, side="right")))
+        return piece[:size], piece[size:]
 
     # ---------------------------------------------------------------- storing
 
-    def store(self, make: Callable[[], Unit], after: Callable[[], None]) -> Job[Published] | None:
-        """Begin to publish what ``make`` makes; ``after`` runs in the lane when it is done.  None when it is full."""
+    def store(self, make: Callable[[Rest], Unit], after: Callable[[Rest], None]) -> Job[Published] | None:
+        """Begin to publish what ``make`` makes; ``after`` runs in the lane when it is done.  None when it is full.
 
-        def work(_job: Job[Published]) -> Generator[None, None, Published]:
+        Both are to rest between what they do.
+        """
+
+        def work(job: Job[Published]) -> Generator[None, None, Published]:
             yield from ()  # a publication is one piece
-            unit, begun = make(), self._clock()
+            unit, begun, rests = resting(make(job.rest), job.rest), self._clock(), job.rests
             published = self.tier.publish(unit)
-            self.forms.write.note(published.bytes_written, self._clock() - begun)
-            after()
+            if job.rests == rests:
+                self.forms.write.note(published.bytes_written, self._clock() - begun)
+            after(job.rest)
             return published
 
         return self.writing.submit(Urgency.STORE, work)
-
-    def unit(self, layout: bytes, chain: Chain, plan: TransferPlan, gives_way_to: Sequence[Lane]) -> Unit:
-        """What ``plan`` stores, in the forms that pay; made by the lane that publishes it."""
-        patience = [_YIELDS_S]
-
-        def reading(offset: int) -> Callable[[memoryview], None]:
-            def read(into: memoryview) -> None:
-                self._give_way(gives_way_to, patience)
-                self._memory.read_slot(offset, into)
-
-            return read
-
-        parts, segment, forms = self.parts, chain.segment, self.forms.for_unit(plan.group)
-        count = parts.count[plan.group]
-        offsets = slot_offsets(self._geometry, plan).tolist()
-        items = zip(plan.row.tolist(), plan.group.tolist(), plan.column.tolist(), plan.grade.tolist(), strict=True)
-        objects: list[NewObject] = []
-        for (row, group, column, grade), offset in zip(items, offsets, strict=True):
-            reads = [reading(offset + begin) for begin in parts.begin[group, : parts.count[group]].tolist()]
-            objects += self.forms.make((row, group, column), Grade(grade), forms[group], reads)
-        if not parts.whole:
-            # As a restore wants them: what it copies, then layer by layer, so that a stage lies together on the disk.
-            item = np.repeat(np.arange(len(plan)), count)
-            part = np.arange(len(item)) - np.repeat(np.cumsum(count) - count, count)
-            layer = parts.first_layer[plan.group[item], part]
-            first = copied_first(plan, segment, self._snapshots)[item]
-            order = np.lexsort((plan.column[item], plan.row[item], plan.group[item], layer, ~first))
-            objects = [objects[i] for i in order.tolist()]
-        needs = [
-            Need(g, row, count * int(parts.count[g]), column * int(parts.count[g]))
-            for g, row, column, count in plan.needs.tolist()
-        ]
-        rows, tokens = -(-plan.position // segment), chain.tokens[: plan.position]
-        digests = chain.digests[:rows]
-        return Unit(parts.layout(layout), chain.root, digests, tokens, segment, tuple(objects), tuple(needs))
-
-    def _give_way(self, lanes: Sequence[Lane], patience: list[float]) -> None:
-        """Let loads go first for a while."""
-        begun = self._clock()
-        while patience[0] > 0 and any(lane.busy(Urgency.LOAD) for lane in lanes):
-            time.sleep(0.001)
-            if self._clock() - begun > _YIELD_S:
-                break
-        patience[0] -= self._clock() - begun
 
     # ---------------------------------------------------------------- counting
 
@@ -308,43 +244,3 @@ class Link:
             for g, count in zip(*np.unique(plan.group, return_counts=True), strict=True):
                 spec = self._spec.groups[int(g)]
                 self.stats.bytes_stored[spec.kind.name.lower()] += int(count) * spec.slot_bytes
-
-
-def copied_first(plan: TransferPlan, segment: int, snapshots: AnyArray) -> AnyArray:
-    """Which objects of a plan are copied before the first forward, bool ``[n]``: snapshots, and a checkpoint's blocks.
-
-    ``snapshots``: bool ``[groups]``.
-    """
-    first: AnyArray = snapshots[plan.group]
-    if plan.position % segment:
-        first = first | (plan.row == plan.position // segment)
-    return first
-
-
-def slot_offsets(geometry: ArenaGeometry, plan: TransferPlan) -> IntArray:
-    """Byte offset in the arena of every slot of a plan."""
-    offsets = np.zeros(len(plan), dtype=np.int64)
-    for g in np.unique(plan.group).tolist():
-        mine = plan.group == g
-        offsets[mine] = geometry.slot_offsets(g, plan.slot[mine])
-    return offsets
-
-
-def _checked(read: ReadResult, count: int) -> Results:
-    """The results of a read; StoreError when they are not one known code for each of ``count`` objects."""
-    results = read.results
-    if results.shape != (count,) or (results >= _CODES).any():
-        raise StoreError(f"a tier says what became of {results.shape} objects of {count}, or in unknown codes")
-    return results
-
-
-def _pieces(lengths: IntArray, most: int) -> list[IntArray]:
-    """Runs of indices whose lengths are ``most`` together, or a single one that is longer."""
-    ends = np.cumsum(lengths)
-    begin, found = 0, []
-    while begin < len(lengths):
-        base = int(ends[begin - 1]) if begin else 0
-        end = max(begin + 1, int(np.searchsorted(ends, base + most, side="right")))
-        found.append(np.arange(begin, end))
-        begin = end
-    return found

@@ -10,11 +10,13 @@ import numpy as np
 from kvloom.manager import Manager
 from kvloom.plan import Chain, TransferPlan
 from kvloom.tiers.values import Places, Result
-from kvloom.transfer.lanes import Job, Urgency
-from kvloom.transfer.link import Link, Results, copied_first, slot_offsets
+from kvloom.transfer.bringer import Results
+from kvloom.transfer.jobs import Job, Urgency
+from kvloom.transfer.link import Link
 from kvloom.transfer.offers import Offer
 from kvloom.transfer.progress import Progress, Way
 from kvloom.transfer.stages import Stages, stages_of
+from kvloom.transfer.units import copied_first, slot_offsets
 from kvloom.types import AnyArray, IntArray
 
 SMALLEST_STEP = 32 << 10
@@ -51,7 +53,7 @@ class Load:
 
     Attributes:
         chain: of the prompt.
-        plan: its slots are held, and nobody sees what lies there, until ``finish`` (or ``Manager.begin_arriving``).
+        plan: its slots are held, and nobody sees what lies there, until ``finish`` (or ``ColderTiers.begin_arriving``).
         stages: in which its records come.
         bringing: by tier.
     """
@@ -84,8 +86,7 @@ class Load:
         count = parts.count[plan.group]
         item = np.repeat(np.arange(len(plan)), count)
         part = np.arange(len(item)) - np.repeat(np.cumsum(count) - count, count)
-        snapshots = np.array([group.is_snapshot for group in manager.spec.groups], dtype=np.bool_)
-        first = copied_first(plan, chain.segment, snapshots)
+        first = copied_first(plan, chain.segment, manager.spec)
         stages = stages_of(plan, item, part, first, parts, way.restoring)
         load = cls(chain, plan, stages)
         for tier, link in enumerate(links):
@@ -102,7 +103,7 @@ class Load:
                 pieces = [np.flatnonzero(stages.of_record[mine] == stage) for stage in range(stages.count)]
                 if stages.count == 1:
                     pieces = np.array_split(pieces[0], min(way.steps, max(1, places.nbytes // SMALLEST_STEP)))
-            progress, n_bytes, first_bytes = Progress(), places.nbytes, places.take(pieces[0]).nbytes
+            progress, n_bytes, first_bytes = Progress(link.pace), places.nbytes, places.take(pieces[0]).nbytes
             job = link.load(places, where, pieces, way, progress)
             load.bringing.append(Bringing(tier, link, job, progress, item[mine], n_bytes, first_bytes))
         return load
@@ -145,6 +146,11 @@ class Load:
                 each.job.cancel(late=late)
 
     @property
+    def jobs(self) -> list[Job[Results]]:
+        """Those that bring it."""
+        return [each.job for each in self.bringing if each.job is not None]
+
+    @property
     def share(self) -> float:
         """Share of its bytes that is there."""
         total = sum(each.n_bytes for each in self.bringing)
@@ -174,7 +180,7 @@ class Load:
         try:
             results = self.results()
         finally:
-            manager.finish_load(self.plan, results == Result.OK)
+            manager.colder.finish_load(self.plan, results == Result.OK)
         return results
 
     def touch(self, layout: bytes) -> None:

@@ -113,12 +113,6 @@ def kept_of(places: Places | None, parts: Parts) -> StoredObjects:
     return objects_of(replace(places, entries=entries), parts)
 
 
-def joined(stored: StoredObjects, plan: TransferPlan) -> StoredObjects:
-    """``stored`` once ``plan`` is stored, too."""
-    names = ("row", "group", "column", "grade")
-    return StoredObjects(*(np.concatenate([getattr(stored, name), getattr(plan, name)]) for name in names))
-
-
 def no_objects() -> StoredObjects:
     """Nothing."""
     return StoredObjects(*(np.empty(0, dtype=np.int32) for _ in range(4)))

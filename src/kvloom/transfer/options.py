@@ -53,6 +53,8 @@ class TransferOptions:
     most_stores: ends of sequences that may wait to be stored in one tier; others come later, or not at all.
     most_prefetches: prefetches that may be under way.
     restoring: see ``Restoring``.
+    pace: share of one core that transfers which nobody waits for take while a forward computes on the same processors
+        (``pace.py``); 1: as much as they can.
     """
 
     gpu_watermark: float = 0.8
@@ -65,9 +67,10 @@ class TransferOptions:
     most_stores: int = 8
     most_prefetches: int = 16
     restoring: Restoring = Restoring.AUTO
+    pace: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("gpu_watermark", "host_mark"):
+        for name in ("gpu_watermark", "host_mark", "pace"):
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"{name} {getattr(self, name)} is no share; use a number above 0 and up to 1")
         for name in ("prefetch_window", "most_stores", "most_prefetches"):

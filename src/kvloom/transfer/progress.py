@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from kvloom.transfer.lanes import Urgency
+from kvloom.transfer.jobs import Urgency
 from kvloom.transfer.options import Restoring
+from kvloom.transfer.pace import Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +22,15 @@ class Way:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One piece of a job that was read: monotonic seconds, and bytes."""
+    """One piece of a job that was read: monotonic seconds, and bytes.
+
+    ``rested``: the job rested meanwhile, so that the seconds say nothing of the tier.
+    """
 
     begun: float
     ended: float
     n_bytes: int
+    rested: bool = False
 
 
 class Progress:
@@ -36,7 +41,8 @@ class Progress:
         good: how many of the first ones arrived without a fault.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
         self.pieces: list[Piece] = []
         self.good = 0
         self._changed = threading.Condition()
@@ -51,5 +57,7 @@ class Progress:
 
     def wait(self, count: int, seconds: float) -> bool:
         """Wait until ``count`` pieces were read, well or not, but no longer than ``seconds``; whether they were."""
-        with self._changed:
+        if len(self.pieces) >= count or seconds <= 0:
+            return len(self.pieces) >= count
+        with self._pace.awaited(), self._changed:
             return self._changed.wait_for(lambda: len(self.pieces) >= count, seconds)

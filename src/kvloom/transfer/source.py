@@ -12,7 +12,7 @@ from kvloom.core.namespace import ExtraKey
 from kvloom.manager.ways import Arrived
 from kvloom.plan import Chain, StoredObjects, TransferPlan
 from kvloom.tiers.values import Places, Result
-from kvloom.transfer.lanes import Urgency
+from kvloom.transfer.jobs import Urgency
 from kvloom.transfer.loading import Load
 from kvloom.transfer.offers import make_offer, objects_of
 from kvloom.transfer.options import Restoring
@@ -27,8 +27,8 @@ STEPS = 8
 _ASK_S = 0.002
 """How often a load that runs is asked about."""
 
-GiveUp = Callable[[float, float], bool]
-"""Asked now and then with the seconds since a load began and the share of its bytes that is there."""
+GiveUp = Callable[[float, float, float], bool]
+"""Asked now and then with the seconds since a load began, and which shares of its bytes are there and come first."""
 Ready = Callable[[Load, float], bool]
 """Waits up to so many seconds for what is wanted of a load; whether it is there."""
 
@@ -40,34 +40,43 @@ class TierSource:
 
     Attributes:
         names: of the tiers, nearest first.
+        slow: (tier, bytes, seconds) of the load that was given up last: what had come of it, or had not in that time.
         taken: the plan that the last load or fetch took over and has not given back: it ends without the caller.
     """
 
     def __init__(self, hierarchy: Hierarchy) -> None:
-        self._all = hierarchy
+        self._all, self._ground = hierarchy, hierarchy.ground
         self._chain: Chain | None = None
         self._found: list[Places | None] = []
         self._begun: tuple[Chain, list[Places | None]] | None = None
+        self._patience_s = self._ground.options.load_deadline_s
         self.names = tuple(link.tier.name for link in hierarchy.links)
+        self.slow: tuple[tuple[int, int, float], ...] = ()
         self.taken: TransferPlan | None = None
         self._moving: Load | None = None
 
     def begin(
-        self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade = Grade.FAITHFUL
+        self,
+        tokens: Int32Array,
+        salt: bytes,
+        extra_keys: Sequence[ExtraKey],
+        floor: Grade = Grade.FAITHFUL,
+        patience_s: float | None = None,
     ) -> list[Chain]:
         """Let what was fetched ahead for a prompt arrive; returns the chains to look for, the longest end first.
 
         ``tokens``: all that may be resumed.  The last chain is that of all of them; those before it stop at ends within
-        that a tier knows.
+        that a tier knows.  ``patience_s``: seconds until a tier that does not say what it has is left out, now and in
+        ``find``; by default as long as a load may take.
         """
-        hierarchy = self._all
-        hierarchy.settle()
-        hierarchy.collect()
-        hierarchy.limits = []
-        chain = hierarchy.chain(tokens, salt, extra_keys)
-        hierarchy.take_ahead(chain, floor)
-        self._begun = chain, hierarchy.find(chain, hierarchy.options.load_deadline_s)
-        return [*hierarchy.ends_within(chain, salt, extra_keys), chain]
+        ground, names = self._ground, (salt, extra_keys)
+        most = ground.options.load_deadline_s
+        self._patience_s = most if patience_s is None else min(patience_s, most)
+        self._all.begin_request()
+        chain = ground.chain(tokens, names)
+        self._all.ahead.take(chain, floor)
+        self._begun = chain, self._all.fetching.find(chain, self._patience_s)
+        return [*self._all.fetching.ends_within(chain, names), chain]
 
     def find(self, chain: Chain) -> Sequence[StoredObjects]:
         """What every tier has of a chain that this model can use."""
@@ -75,40 +84,41 @@ class TierSource:
         if begun is not None and begun[0] is chain:  # good for once: a load may show that something is gone
             self._found = begun[1]
         else:
-            self._found = self._all.find(chain, self._all.options.load_deadline_s)
-        return [objects_of(places, self._all.parts) for places in self._found]
+            self._found = self._all.fetching.find(chain, self._patience_s)
+        return [objects_of(places, self._ground.parts) for places in self._found]
 
     def note_limits(self, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade) -> None:
         """Remember what tiers have of the chain found last that is not good enough, to explain a miss with."""
         assert self._chain is not None
-        self._all.note_limits(self._chain, self._found, salt, extra_keys, floor)
+        self._all.fetching.note_limits(self._chain, self._found, (salt, extra_keys), floor)
 
     def load(self, plan: TransferPlan, floor: Grade, give_up: GiveUp, within: float | None = None) -> Arrived | None:
         """Bring all of a plan, and publish it; None when it was given up.
 
         ``within``: seconds for all of it, where that is less than a load may take at most.
         """
-        limit = self._all.options.load_deadline_s if within is None else min(within, self._all.options.load_deadline_s)
+        limit = self._ground.options.load_deadline_s
+        limit = limit if within is None else min(within, limit)
         try:
-            load = self._begin(plan, floor, self._all.options.restoring, np.ones(len(plan), dtype=np.bool_))
-            begun = self._all.now()
+            load = self._begin(plan, floor, self._ground.options.restoring, np.ones(len(plan), dtype=np.bool_))
+            begun = self._ground.clock()
             if load.stages.count > 1:
                 # It is given up once it would be too late even if the first stage were there now.
-                if self._wait(load, lambda took, _: give_up(took, load.first_share), Load.wait_first):
+                if self._wait(load, lambda took, _, first: give_up(took, first, first), Load.wait_first):
                     return None
-                if self._all.arrive(load, begun + limit, begun):
+                if self._all.landing.arrive(load, begun + limit, begun):
                     self._moving = None
                     return Arrived(np.ones(len(plan), dtype=np.bool_), _measured(load))
             if self._wait(load, give_up):
                 return None
             measured = _measured(load)
-            results = load.finish(self._all.manager)
+            results = load.finish(self._ground.manager)
             self._moving = None
         except BaseException:
             self._leave()
             raise
         if not results.any():
-            load.touch(self._all.manager.layout)
+            load.touch(self._ground.manager.layout)
         return Arrived(results == Result.OK, measured)
 
     def fetch(self, plan: TransferPlan, wanted: npt.NDArray[np.bool_], floor: Grade, give_up: GiveUp) -> Arrived | None:
@@ -125,21 +135,24 @@ class TierSource:
 
     def _begin(self, plan: TransferPlan, floor: Grade, restoring: Restoring, wanted: npt.NDArray[np.bool_]) -> Load:
         assert self._chain is not None
-        hierarchy = self._all
-        offer = make_offer(self._found, floor, hierarchy.parts)
-        way = Way(Urgency.LOAD, hierarchy.options.load_deadline_s, restoring, STEPS)
-        window = hierarchy.options.prefetch_window
-        self._moving = Load.begin(hierarchy.manager, hierarchy.links, self._chain, plan, offer, way, window, wanted)
+        ground, self.slow = self._ground, ()
+        offer = make_offer(self._found, floor, ground.parts)
+        way = Way(Urgency.LOAD, ground.options.load_deadline_s, restoring, STEPS)
+        window = ground.options.prefetch_window
+        self._moving = Load.begin(ground.manager, ground.links, self._chain, plan, offer, way, window, wanted)
         self.taken = plan
         return self._moving
 
     def _wait(self, load: Load, give_up: GiveUp, ready: Ready = Load.wait_for) -> bool:
         """Wait for a load while it is worth it; whether it was given up, and then is none of the caller's business."""
-        begun = self._all.now()
+        ground = self._ground
+        begun = ground.clock()
         while not ready(load, _ASK_S):
-            took = self._all.now() - begun
-            if took > self._all.options.load_deadline_s or give_up(took, load.share) or self._all.hurried():
-                load.cancel(late=not self._all.hurried())
+            took = ground.clock() - begun
+            late = took > ground.options.load_deadline_s or give_up(took, load.share, load.first_share)
+            if late or ground.hurried():
+                self.slow = _late(load, took) if late else ()
+                load.cancel(late=not ground.hurried())
                 self._leave()
                 return True
         return False
@@ -152,15 +165,21 @@ class TierSource:
             if self._all.arriving is not None and self._all.arriving.load is load:
                 self._all.give_up()
             else:
-                self._all.leave(load)
+                self._all.late.leave(load)
 
 
 def _measured(load: Load) -> tuple[tuple[int, int, float], ...]:
-    """(tier, bytes, seconds) of what was read."""
+    """(tier, bytes, seconds) of what was read at the speed of its tier."""
     measured = []
     for each in load.bringing:
-        pieces = each.progress.pieces
+        pieces = [piece for piece in each.progress.pieces if not piece.rested]
         if pieces:
             seconds = sum(piece.ended - piece.begun for piece in pieces)
             measured.append((each.number, sum(piece.n_bytes for piece in pieces), seconds))
     return tuple(measured)
+
+
+def _late(load: Load, took: float) -> tuple[tuple[int, int, float], ...]:
+    """(tier, bytes, seconds) of a load that is given up: the pieces that came, or the first one, that had not yet."""
+    nothing = [(each.number, each.first_bytes, took) for each in load.bringing if not each.progress.pieces]
+    return (*_measured(load), *nothing)

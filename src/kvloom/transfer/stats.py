@@ -16,7 +16,8 @@ class TierStats:
         objects_loaded: by group.
         loads, stores: prefix units that moved.
         demoted: units that came from the tier before it.
-        load_seconds: that its lane spent reading.
+        load_seconds: that its lane spent reading at the tier's own speed, and ``paced_seconds`` on pieces between which
+            it rested because a forward computed (``pace.py``).
         failed: objects that were looked up and did not arrive, by reason.
         not_stored: units that the tier did not take, by reason.
         unanswered: questions (what it has, that something was used) that it did not answer in time.
@@ -30,6 +31,7 @@ class TierStats:
     stores: int = 0
     demoted: int = 0
     load_seconds: float = 0.0
+    paced_seconds: float = 0.0
     failed: Counter[str] = field(default_factory=Counter)
     not_stored: Counter[str] = field(default_factory=Counter)
     unanswered: int = 0
@@ -42,6 +44,7 @@ class TierStats:
             "stores": self.stores,
             "demoted": self.demoted,
             "load_seconds": self.load_seconds,
+            "paced_seconds": self.paced_seconds,
             "bytes_loaded": dict(self.bytes_loaded),
             "bytes_stored": dict(self.bytes_stored),
             "failed": dict(self.failed),

@@ -3,114 +3,120 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.tiers.disk.faults import CountingOps, kill_now, statements
-from tests.tiers.disk.world import MIB, World, hit, tokens_of
+from tests.tiers.disk.scenarios import CAP, Run, Scenario
+from tests.tiers.disk.world import hit
 
-from kvloom.tiers.disk import DiskStore, Outcome, Unit
+from kvloom.tiers.disk import DiskStore
 from kvloom.tiers.disk.checking import Verified
 
-SMALL = World((3000, 9000, 500))
-LARGE = World((150_000, 200_000, 5000))
-CAP = 8 * MIB
-
-Say = Callable[[int], None]
-
-
-def filling(directory: Path, ops: CountingOps, say: Say) -> None:
-    """Opens a store, publishes units that build on one another, reads, restarts, publishes more."""
-    for restart in range(2):
-        with DiskStore.open(directory, 64 * MIB, ops=ops, threads=1) as store:
-            for i in range(3):
-                number = 3 * restart + i
-                assert store.publish(units(SMALL, 6)[number]).outcome is Outcome.PUBLISHED
-                say(number)
-
-
-def evicting(directory: Path, ops: CountingOps, say: Say) -> None:
-    """Publishes more than there is room for, so that units go, extents are copied and removed."""
-    with DiskStore.open(directory, CAP, ops=ops, threads=1) as store:
-        for number, unit in enumerate(units(LARGE, 14)):
-            store.publish(unit)
-            say(number)
-            if number % 4 == 3:
-                store.touch(unit.layout, unit.digests[-1].tobytes())
-            if number == 9:
-                store.gc()
-
-
-def clearing(directory: Path, ops: CountingOps, say: Say) -> None:
-    """Publishes, clears one namespace, then all, then publishes again."""
-    with DiskStore.open(directory, 64 * MIB, ops=ops, threads=1) as store:
-        for number, unit in enumerate(units(SMALL, 4)):
-            assert store.publish(unit).stored
-            say(number)
-        store.clear(SMALL.layout, b"a" * 32)
-        store.clear()
-        say(-1)
-        assert store.publish(units(SMALL, 6)[5]).stored
-
-
-def units(world: World, count: int) -> list[Unit]:
-    """Two namespaces in turn; in each, units that go on where the one before ended, from fresh prompts in between."""
-    made = []
-    for i in range(count):
-        root = bytes([b"ab"[i % 2]]) * 32
-        made.append(world.unit(tokens_of(i // 4, 2 + i // 2 % 2 * 2), root=root))
-    return made
+PATIENCE = 300
+"""Seconds that a child may say nothing; counted one by one, as everything may be stopped for longer."""
+NAMED = 255
 
 
 @dataclass
 class Crash:
-    """How a child ended: ``done`` is what it said, ``killed`` whether it got to the moment at all."""
+    """How a child ended: the step at which it was killed, if it was, and the units that it ``said`` to be published."""
 
-    killed: bool
-    done: list[int] = field(default_factory=list)
+    step: str | None
+    said: list[int] = field(default_factory=list)
+
+    @property
+    def killed(self) -> bool:
+        """Whether it got to the moment at all."""
+        return self.step is not None
 
 
-def run_child(scenario: Callable[[Path, CountingOps, Say], None], directory: Path, at: int | None) -> Crash:
-    """Run a scenario in a child process that is killed at its ``at``-th change; raises when it fails otherwise."""
+def run_child(run: Run, directory: Path, at: int | None) -> Crash:
+    """Run a scenario in a child process that is killed at its ``at``-th step; raises when it fails otherwise.
+
+    The calling process has no store open: locks and connections would be the child's as well.
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        code = 1
-        try:
-            os.close(reader)
-            ops = CountingOps(lambda n, _what: kill_now() if n == at else None)
-            with statements(ops.step):
-                scenario(directory, ops, lambda n: os.write(writer, bytes([n % 256])) and None)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(code)
+        os.close(reader)
+        _be_killed(run, directory, at, writer)
     os.close(writer)
-    with os.fdopen(reader, "rb") as said:
-        done = [n if n < 255 else -1 for n in said.read()]
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0, f"the child failed at {at}"
-    return Crash(os.WIFSIGNALED(status), done)
+    try:
+        said = _listen(reader, child, f"the child is stuck at {at}")
+    finally:
+        os.close(reader)
+        _, status = os.waitpid(child, 0)
+    told, _, name = said.partition(bytes([NAMED]))
+    killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL and bool(name)
+    assert killed or (os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0), f"the child failed at {at}"
+    return Crash(name.decode() if killed else None, list(told))
 
 
-def count_steps(scenario: Callable[[Path, CountingOps, Say], None], directory: Path) -> list[str]:
-    """Names of all changes of a scenario."""
+def _be_killed(run: Run, directory: Path, at: int | None, writer: int) -> None:
+    """The child's part; does not come back."""
+    code = 1
+
+    def before(number: int, what: str) -> None:
+        if number == at:
+            os.write(writer, bytes([NAMED]) + what.encode())
+            kill_now()
+
+    def say(number: int) -> None:
+        if number >= 0:
+            os.write(writer, bytes([number]))
+
+    try:
+        ops = CountingOps(before)
+        with statements(ops.step):
+            run(directory, ops, say)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _listen(reader: int, child: int, stuck: str) -> bytes:
+    """All that a child says until it ends."""
+    said = b""
+    for _ in range(PATIENCE):
+        while select.select([reader], [], [], 1.0)[0]:
+            more = os.read(reader, 4096)
+            if not more:
+                return said
+            said += more
+    os.kill(child, signal.SIGKILL)
+    raise AssertionError(stuck)
+
+
+def count_steps(run: Run, directory: Path) -> list[str]:
+    """Names of all steps of a scenario."""
     ops = CountingOps()
     with statements(ops.step):
-        scenario(directory, ops, lambda _n: None)
+        run(directory, ops, lambda _n: None)
     return ops.names
 
 
-def check_after(directory: Path, world: World, made: list[Unit], must: list[int]) -> int:
-    """Open the store and look at everything; returns how many units are there.
+def names_of(scenario: Scenario, directory: Path) -> list[str]:
+    """The same of a scenario with what it begins with, without its rival."""
+    if scenario.prepare is not None:
+        scenario.prepare(directory)
+    return count_steps(scenario.run, directory)
 
-    Every unit is whole or absent, those in ``must`` are whole, nothing wrong is ever read, no orphan is left, and the
-    store goes on as usual.
+
+def check_after(directory: Path, scenario: Scenario, said: list[int]) -> int:
+    """Open the store and look at everything; returns how many units were there.
+
+    Every unit is whole or absent, those that were ``said`` to be published are whole where the scenario keeps them,
+    nothing wrong is ever read, no orphan is left, and the store goes on as usual.
     """
-    with DiskStore.open(directory, None if (directory / "KVLOOM").exists() else CAP) as store:
+    made, world = scenario.units, scenario.world
+    must = said if scenario.keeps else []
+    with DiskStore.open(directory, capacity_of_new=CAP) as store:
         checked = store.verify()
         assert checked.ok, checked
         assert isinstance(checked, Verified)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.tiers.disk.crashes import SMALL, units
+from tests.tiers.disk.scenarios import SMALL, units
 from tests.tiers.disk.world import LAYOUT, MIB, SEGMENT, World, hit, tokens_of, wrong_bytes
 
 from kvloom.errors import FormatError, InputError, StoreError

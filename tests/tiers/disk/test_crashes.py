@@ -3,130 +3,92 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.tiers.disk.crashes import (
-    CAP,
-    LARGE,
-    SMALL,
-    Say,
-    check_after,
-    clearing,
-    count_steps,
-    evicting,
-    filling,
-    run_child,
-    units,
+from tests.tiers.disk.conftest import MEMORY
+from tests.tiers.disk.crashes import check_after, names_of
+from tests.tiers.disk.scenarios import CAP, LARGE, SCENARIOS, units
+from tests.tiers.disk.singles import Lanes, Moment, Tally, all_moments, cores, dealt
+from tests.tiers.disk.world import wrong_bytes
+
+from kvloom.tiers.disk import DiskStore
+
+ROOT = Path(__file__).parents[3]
+SWEEPS = (
+    ("filling", 2, False),
+    ("rolling", 11, False),
+    ("evicting", 17, False),
+    ("collecting", 19, False),
+    ("clearing", 4, False),
+    ("filling", 9, True),
+    ("rolling", 29, True),
+    ("evicting", 61, True),
+    ("collecting", 43, True),
+    ("clearing", 17, True),
+    ("competing", 13, True),
+    ("crowding", 23, True),
 )
-from tests.tiers.disk.faults import CountingOps
-from tests.tiers.disk.world import MIB, wrong_bytes
-
-from kvloom.tiers.disk import DiskStore
-
-POLL = """
-import sys
-from tests.tiers.disk.crashes import SMALL, units
-from tests.tiers.disk.world import hit
-from kvloom.errors import StoreError
-from kvloom.tiers.disk import DiskStore
-
-made, polls = units(SMALL, 6), 0
-print("ready", flush=True)
-for line in sys.stdin:
-    try:
-        store = DiskStore.open(line.strip(), 64 << 20)
-    except StoreError as error:
-        print("gone", error, flush=True)
-        continue
-    while store.lookup(made[0].layout, made[0].digests) is not None and (store._directory.path / "KVLOOM").exists():
-        for unit in made:
-            whole = hit(store, SMALL, unit)
-            assert whole or not store.lookup(unit.layout, unit.digests).boundary[-1] or hit(store, SMALL, unit)
-            polls += 1
-        if (store._directory.path.parent / "stop").exists():
-            break
-    store.close()
-    print("polled", polls, flush=True)
-"""
+"""Scenario, every how many steps a process is killed, and whether a reader polls meanwhile."""
 
 
-def sweep(scenario: Callable[[Path, CountingOps, Say], None], path: Path, every: int) -> Iterator[tuple[int, Path]]:
-    """A killed store for every ``every``-th change."""
-    names = count_steps(scenario, path / "dry")
-    assert len(names) > 50
-    for at in range(0, len(names), every):
-        directory = path / f"at{at}"
-        directory.mkdir(mode=0o700)
-        yield at, directory
-        shutil.rmtree(directory)
+@pytest.fixture(scope="module")
+def lanes() -> Iterator[Lanes]:
+    """As many singles at a time as there are cores."""
+    base = Path(tempfile.mkdtemp(prefix="kvloom-test-", dir=MEMORY if MEMORY.is_dir() else None))
+    made = Lanes(base, cores())
+    yield made
+    made.close()
+    shutil.rmtree(base)
 
 
-def test_d3_killed_while_filling(fast_path: Path) -> None:
-    points, found = 0, set()
-    for at, directory in sweep(filling, fast_path, 2):
-        crash = run_child(filling, directory, at)
-        assert crash.killed
-        found.add(check_after(directory, SMALL, units(SMALL, 6), crash.done))
-        points += 1
-    assert points > 80
-    assert found == set(range(7))
+@pytest.mark.parametrize(("name", "every", "reader"), SWEEPS)
+def test_d3_killed_at_every_change(lanes: Lanes, fast_path: Path, name: str, every: int, reader: bool) -> None:
+    steps = names_of(SCENARIOS[name], fast_path / "dry")
+    moments, tally = [Moment(name, at, reader) for at in range(0, len(steps), every)], Tally()
+    lanes.run(moments, tally)
+    assert tally.kills > 10
+    if reader:
+        # With others at the store it has fewer or more steps each time.
+        assert tally.early < len(moments) / 3
+        assert tally.polls > tally.whole > 0
+    else:
+        assert tally.kills == len(moments)
+        assert tally.hits > tally.kills
+    if (name, reader) == ("filling", False):
+        assert {there for _name, there in tally.found} == set(range(7))
 
 
-def test_d3_killed_while_evicting_and_compacting(fast_path: Path) -> None:
-    points = 0
-    for at, directory in sweep(evicting, fast_path, 17):
-        assert run_child(evicting, directory, at).killed
-        check_after(directory, LARGE, units(LARGE, 14), [])
-        points += 1
-    assert points > 30
+def test_d3_all_steps_come_before_any_comes_again(fast_path: Path) -> None:
+    moments = all_moments(fast_path)
+    assert {name for name, _step in moments} == set(SCENARIOS)
+    begun = dealt(moments, random.Random(1))
+    for _ in range(2):
+        assert {(moment.scenario, moment.step) for _, moment in zip(moments, begun, strict=False)} == set(moments)
 
 
-def test_d3_killed_while_clearing(fast_path: Path) -> None:
-    points = 0
-    for at, directory in sweep(clearing, fast_path, 4):
-        assert run_child(clearing, directory, at).killed
-        check_after(directory, SMALL, units(SMALL, 6), [])
-        points += 1
-    assert points > 30
-
-
-def test_d3_with_a_reader_polling(fast_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-    command = [sys.executable, "-c", POLL]
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-        cwd=Path(__file__).parents[3],
-    ) as poller:
-        assert poller.stdin is not None
-        assert poller.stdout is not None
-        try:
-            assert poller.stdout.readline() == "ready\n"
-            total = len(count_steps(filling, fast_path / "dry"))
-            polls = 0
-            for at in range(total // 3, total, 9):
-                place = fast_path / f"at{at}"
-                place.mkdir()
-                DiskStore.open(place / "store", 64 * MIB).close()
-                poller.stdin.write(f"{place / 'store'}\n")
-                poller.stdin.flush()
-                run_child(filling, place / "store", at)
-                (place / "stop").touch()
-                said = poller.stdout.readline().split()
-                assert said[0] == "polled", said
-                polls = int(said[1])
-            assert polls > 100
-        finally:
-            poller.send_signal(signal.SIGKILL)
+def test_d3_what_is_wrong_is_found_and_told(fast_path: Path) -> None:
+    """The checks themselves: a byte that is flipped, and a unit that was published and is gone."""
+    scenario = SCENARIOS["filling"]
+    names_of(scenario, fast_path / "s")
+    assert check_after(fast_path / "s", scenario, list(range(scenario.count))) == scenario.count
+    with DiskStore.open(fast_path / "s") as store:
+        assert store.clear(scenario.world.layout, scenario.units[1].root) == scenario.count // 2
+    with pytest.raises(AssertionError, match="unit 1 was published and is not there"):
+        check_after(fast_path / "s", scenario, [1])
+    for extent in (fast_path / "s" / "extents").iterdir():
+        data = bytearray(extent.read_bytes())
+        data[len(data) // 2] ^= 1
+        extent.write_bytes(data)
+    with pytest.raises(AssertionError):
+        check_after(fast_path / "s", scenario, [])
 
 
 @pytest.mark.parametrize("call", ["fallocate", "pwrite64", "fdatasync", "fsync", "ftruncate", "unlink", "rename"])
@@ -138,7 +100,7 @@ def test_d3_killed_inside_system_calls(fast_path: Path, call: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     code = (
         "import sys; from pathlib import Path; from kvloom.tiers.disk import FileOps\n"
-        "from tests.tiers.disk.crashes import evicting\n"
+        "from tests.tiers.disk.scenarios import evicting\n"
         "evicting(Path(sys.argv[1]), FileOps(), lambda n: None)"
     )
     names = "unlink,unlinkat" if call == "unlink" else "rename,renameat,renameat2" if call == "rename" else call
@@ -148,15 +110,13 @@ def test_d3_killed_inside_system_calls(fast_path: Path, call: str) -> None:
         inject = f"inject={names}:signal=SIGKILL:when={when}"
         command = [strace, "-f", "-qq", "-o", str(fast_path / "log"), "-e", f"trace={names}", "-e", inject]
         command += [sys.executable, "-c", code, str(directory)]
-        done = subprocess.run(
-            command, env=environment, cwd=Path(__file__).parents[3], capture_output=True, timeout=60, check=False
-        )
+        done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, timeout=60, check=False)
         if done.returncode == 0:
             break
         assert done.returncode in {-signal.SIGKILL, 128 + signal.SIGKILL}, done.stderr
         killed += 1
         if directory.exists():
-            check_after(directory, LARGE, units(LARGE, 14), [])
+            check_after(directory, SCENARIOS["evicting"], [])
     assert killed
     assert CAP
 

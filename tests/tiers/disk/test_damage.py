@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.tiers.disk.crashes import SMALL, units
+from tests.tiers.disk.scenarios import SMALL, units
 from tests.tiers.disk.world import FULL, LAYOUT, MIB, World, hit, read_all, tokens_of, wrong_bytes
 
 from kvloom.errors import FormatError

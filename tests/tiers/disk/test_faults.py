@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.tiers.disk.crashes import SMALL, units
 from tests.tiers.disk.faults import ERRORS, CountingOps, FailingOps, statements
+from tests.tiers.disk.scenarios import SMALL, units
 from tests.tiers.disk.world import LAYOUT, MIB, World, hit, read_all, tokens_of
 
 from kvloom.errors import StoreError

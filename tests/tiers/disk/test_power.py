@@ -10,8 +10,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.tiers.disk.crashes import SMALL, units
 from tests.tiers.disk.power import CLASSES, SAID, Event, leave, record
+from tests.tiers.disk.scenarios import SMALL, units
 from tests.tiers.disk.world import hit
 
 from kvloom.tiers.disk import DiskStore
@@ -19,7 +19,7 @@ from kvloom.tiers.disk import DiskStore
 CODE = """
 import os, sys
 from pathlib import Path
-from tests.tiers.disk.crashes import SMALL, units
+from tests.tiers.disk.scenarios import SMALL, units
 from kvloom.tiers.disk import DiskStore
 made = units(SMALL, 6)
 with DiskStore.open(sys.argv[1], 64 << 20, threads=1) as store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,16 +10,19 @@ from pathlib import Path
 
 import pytest
 from tests.tiers.disk import herd
+from tests.tiers.disk.faults import CountingOps
 from tests.tiers.disk.world import MIB, World, hit, tokens_of
 
 from kvloom.tiers.disk import DiskStore
+
+PACE = herd.Pace(0.01, 0.4, (3, 120))
 
 
 def test_d6_processes_that_are_killed_and_come_again(fast_path: Path) -> None:
     log = fast_path / "log"
     with log.open("w+") as file:
         try:
-            done = herd.run(fast_path / "s", file, kills=20, seed=1, operations=600, interrupts=0.3)
+            done = herd.run(fast_path / "s", file, kills=40, seed=1, operations=600, interrupts=0.3, pace=PACE)
         finally:
             file.seek(0)
             said = file.read()
@@ -27,6 +31,18 @@ def test_d6_processes_that_are_killed_and_come_again(fast_path: Path) -> None:
     assert done.kills > 0
     assert "Traceback" not in said
     assert done.most > 2 * MIB
+    assert done.polls > 50
+
+
+def test_d6_what_was_published_is_there_after_others_were_killed(fast_path: Path) -> None:
+    with (fast_path / "log").open("w+") as file:
+        done = herd.run(fast_path / "s", file, kills=30, seed=2, processes=3, pace=PACE, plan="roomy")
+        file.seek(0)
+        assert "Traceback" not in file.read()
+    assert done.kills >= 30
+    assert done.kept > 20
+    assert done.hits >= done.kept
+    assert done.polls > done.whole > 0
 
 
 def test_d6_two_handles_store_the_same_thing(fast_path: Path) -> None:
@@ -78,3 +94,39 @@ def test_another_process_renews_the_index_under_an_open_handle(fast_path: Path, 
         assert hit(one, world, second)
         assert hit(two, world, second)
         assert one.verify().ok
+
+
+def test_who_has_the_store_open_goes_on_after_a_clear_that_did_not_get_to_its_end(fast_path: Path) -> None:
+    """Whoever clears may end anywhere; the others then find the units whole or not at all, and may store them again."""
+    world, points = World(), 0
+    unit = world.unit(tokens_of(1, 3))
+    for at in range(1000):
+        steps = list[str]()
+
+        def fail(_number: int, what: str, at: int = at, steps: list[str] = steps) -> None:
+            steps.append(what)
+            if len(steps) > at:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        ops = CountingOps()
+        place = fast_path / f"s{at}"
+        with DiskStore.open(place, 64 * MIB) as one, DiskStore.open(place, ops=ops) as two:
+            assert one.publish(unit).stored
+            assert two.publish(world.unit(tokens_of(2, 3))).stored
+            ops.before = fail
+            try:
+                two.clear()
+            except OSError:
+                points += 1
+            else:
+                break
+            finally:
+                ops.before = lambda _number, _what: None
+            for store in (one, two):
+                assert hit(store, world, unit) == bool(store.lookup(unit.layout, unit.digests).boundary[-1])
+            assert one.publish(unit).stored
+            assert hit(one, world, unit)
+            with DiskStore.open(place) as other:
+                assert hit(other, world, unit)
+                assert other.verify().ok
+    assert points > 10

@@ -166,6 +166,16 @@ class Engine:
             raise
         return sequence, None if cold is None else cold.arriving, () if cold is None else tuple(cold.limits)
 
+    def begin_forward(self, arrival: Arrival | None) -> None:
+        """The model begins to compute, on a prefix that may still be ``arrival``: what else moves keeps to its pace."""
+        if self.cold is not None:
+            self.cold.pace.begin(() if arrival is None else arrival.load.jobs)
+
+    def end_forward(self) -> None:
+        """It has ended, or failed.  Harmless when none was under way."""
+        if self.cold is not None:
+            self.cold.pace.end()
+
     @property
     def scratch_bytes(self) -> int:
         """Host memory beside the arena that what is read back for attention takes now (0 on an accelerator)."""

@@ -105,7 +105,9 @@ class Recoverer:
         self._finish(_NOBODY)  # an interrupt may have come before the end of the one before
         began = self.clock()
         names, ids = (salt, tuple(extra_keys)), np.ascontiguousarray(tokens[:-1])
-        chains: Sequence[Chain | None] = [None] if self._source is None else self._source.begin(ids, *names, floor)
+        chains: Sequence[Chain | None] = [None]
+        if self._source is not None:
+            chains = self._source.begin(ids, *names, floor, self.recovery.patience_s(len(ids)))
         passage: Passage | None = None
         for chain in chains:  # ends of earlier turns within the prompt first; the last one is all of it
             passage = self._along(chain, ids if chain is None else chain.tokens, names, floor)
@@ -121,7 +123,7 @@ class Recoverer:
         passage: Passage | None = None
         for _ in range(_TRIES):
             tiers = () if self._source is None or chain is None else self._source.find(chain)
-            survey = self._engine.manager.survey(ids, tiers, salt=salt, extra_keys=keys, floor=floor)
+            survey = self._engine.manager.colder.survey(ids, tiers, salt=salt, extra_keys=keys, floor=floor)
             choice = self.recovery.choose(survey, self.forced)
             if passage is None and self._source is not None:
                 self._source.note_limits(*names, floor)
@@ -156,9 +158,9 @@ class Recoverer:
             if not made.all():
                 assert self._source is not None
                 arrived = self._source.fetch(plan, ~made, floor, choice.give_up)
+                self._measure(arrived)
                 if arrived is None:
                     return None
-                self._measure(arrived)
                 good = arrived.good & ~made
             if (good | made).all():
                 good = good | self._replay(choice.chosen, ids, plan, made)
@@ -170,12 +172,17 @@ class Recoverer:
         """Bring a plan that nothing is to be replayed for; the tiers publish it, perhaps while it is still coming."""
         assert self._source is not None
         arrived = self._source.load(plan, floor, choice.give_up, choice.deadline_s)
+        self._measure(arrived)
         if arrived is None:
             return None
-        self._measure(arrived)
         return bool(arrived.good.all())
 
-    def _measure(self, arrived: Arrived) -> None:
+    def _measure(self, arrived: Arrived | None) -> None:
+        if arrived is None:
+            assert self._source is not None
+            for tier, n_bytes, seconds in self._source.slow:
+                self.recovery.late(tier, n_bytes, seconds)
+            return
         for tier, n_bytes, seconds in arrived.tiers:
             self.recovery.loaded(tier, n_bytes, seconds)
 
@@ -189,10 +196,12 @@ class Recoverer:
         stored = joined(tiers[: option.reach.tiers], -(-option.position // manager.spec.segment_tokens))
         tokens = ids[: option.position]
         if option.span is None:
-            plan = manager.plan_load(tokens, stored, salt=salt, extra_keys=keys, floor=floor)
+            plan = manager.colder.plan_load(tokens, stored, salt=salt, extra_keys=keys, floor=floor)
             self._open = None if plan is None else (plan, np.zeros(len(plan), dtype=np.bool_))
         else:
-            self._open = manager.plan_replay(tokens, stored, option.grade, salt=salt, extra_keys=keys, floor=floor)
+            self._open = manager.colder.plan_replay(
+                tokens, stored, option.grade, salt=salt, extra_keys=keys, floor=floor
+            )
 
     @whole
     def _finish(self, good: npt.NDArray[np.bool_]) -> None:
@@ -201,7 +210,7 @@ class Recoverer:
             (plan, _), self._open = self._open, None
             if self._source is not None and self._source.taken is plan:
                 return
-            self._engine.manager.finish_load(plan, good if len(good) else np.zeros(len(plan), dtype=np.bool_))
+            self._engine.manager.colder.finish_load(plan, good if len(good) else np.zeros(len(plan), dtype=np.bool_))
 
     def _replay(
         self, option: Option, tokens: Int32Array, plan: TransferPlan, made: npt.NDArray[np.bool_]

@@ -8,6 +8,7 @@ which begins as zeros, and are copied slot by slot to where the plan wants them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +104,7 @@ class Replayer:
             raise UnsupportedError("the model is in training mode, so its state is random; call model.eval() first")
         if not span or span.position != plan.position or len(tokens) < plan.position:
             raise InputError(f"a replay for {plan.position} needs a span that ends there, and its tokens; not {span}")
-        kept = engine.manager.prefix_slots(plan)
+        kept = engine.manager.colder.prefix_slots(plan)
         if any(len(kept[g]) for g in np.unique(plan.group[wanted]).tolist()):
             raise InputError("a replay makes windows and tails; what else is missing must be loaded")
         state = _ReplayState(engine, kept, span)
@@ -114,7 +115,8 @@ class Replayer:
             ids = torch.from_numpy(np.ascontiguousarray(tokens[start:stop])).to(engine.model.device, torch.int64)
             before = self._clock()
             cache.begin(start, stop)
-            forward_chunk(engine.model, ids.unsqueeze(0), cache, start)
+            with nullcontext() if engine.cold is None else engine.cold.pace.forward():
+                forward_chunk(engine.model, ids.unsqueeze(0), cache, start)
             if tell is not None:
                 engine.arena.settle()
                 tell(start, stop - start, self._clock() - before)

@@ -166,12 +166,14 @@ class Runner:
         self.engine.run(self.engine.with_room(lambda: sequence.append(tokens)))
         self._state.refresh()
         self.flight.start, self.flight.end = start, start + ids.shape[0]
+        self.engine.begin_forward(self._arrival)
 
     def land(self) -> None:
         """The forward is over: publish the segments that it completed.
 
         Raises ArrivalError when a part of the restored prefix did not arrive; then nothing of it was kept.
         """
+        self.engine.end_forward()
         if self._arrival is not None:
             self._await_rest(self._arrival)
         self._land()
@@ -189,7 +191,7 @@ class Runner:
         cold, segment = self.engine.cold, self.engine.spec.segment_tokens
         ends = end // segment > self.flight.start // segment
         arriving = ends and cold is not None and cold.arriving is not None
-        if cold is not None and arriving and self.engine.manager.may_take_over(self.sequence):
+        if cold is not None and arriving and self.engine.manager.colder.may_take_over(self.sequence):
             cold.settle()  # the commit may take what another session waits for in place of an equal block of its own
         self.flight.start = self.flight.end = -1
         self.engine.run(self.sequence.commit(self.claim))
@@ -282,6 +284,7 @@ class Runner:
             )
 
     def _roll_back(self) -> None:
+        self.engine.end_forward()
         self.flight.start = self.flight.end = -1
         self.sequence.rollback()
         if not self.sequence.broken:

@@ -9,7 +9,8 @@ import numpy as np
 
 from kvloom.bench.core.scenario import CONFIGS, Group, Ids, Plan, Served
 from kvloom.config import Device
-from kvloom.manager.manager import Batch, Manager
+from kvloom.manager.decoding import Batch
+from kvloom.manager.manager import Manager
 from kvloom.manager.sequence import CachedSequence
 from kvloom.spec.model_spec import GroupSpec, ModelSpec, TensorSpec
 from kvloom.types import Kind

@@ -152,7 +152,8 @@ class Directory:
 
     def remove_indexes(self) -> None:
         """Remove every index, and markers that were never finished."""
-        for name in [path.name for path in self.path.iterdir()]:
+        # A main file goes before its log: without the log it would be an index of long ago, or none that can be read.
+        for name in sorted(path.name for path in self.path.iterdir()):
             if name not in {MARKER, LOCK, EXTENTS} and _OURS.fullmatch(name):
                 with contextlib.suppress(FileNotFoundError):
                     self._ops.unlink(self.path / name)

@@ -59,6 +59,9 @@ class OpenIndex:
                 self._version = marker.version
                 if not fresh:
                     self._exchanged()
+            elif not self._index.path.exists():
+                # Somebody was about to make a new one and did not get to it; what is open here belongs to nobody.
+                raise IndexCorruptError(f"{self._index.path} is gone")
             return self._index
 
     def _replace(self, seen: tuple[int, int] | None) -> None:

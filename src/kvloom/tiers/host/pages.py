@@ -9,12 +9,12 @@ from typing import Any
 
 from kvloom.core._jit import jit_of
 from kvloom.core.bitmap import lowest_bit, mark_range_free, next_free, take_range
+from kvloom.tiers.hashing.streaming import LINE, copy_line, fence
 from kvloom.tiers.host.arrays import FREE, MEMORY, PAGE, PAGES, RUN
-from kvloom.tiers.host.streaming import LINE, copy_line, fence
 from kvloom.tiers.rows import memcpy
 from kvloom.types import AnyArray
 
-jit = jit_of("kvloom.tiers.host")
+jit = jit_of("kvloom.tiers.host", "kvloom.tiers.hashing")
 
 OUTWARD, INWARD, PAST = 0, 1, 2
 LARGE = 16 << 10

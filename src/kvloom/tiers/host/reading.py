@@ -17,7 +17,7 @@ import xxhash
 from kvloom.tiers.host import checked, nodes, pages, records
 from kvloom.tiers.host.arrays import CHECK, RUN
 from kvloom.tiers.host.books import Books, words
-from kvloom.tiers.host.xxh3 import SECRET, scratch
+from kvloom.tiers.hashing.xxh3 import SECRET, scratch
 from kvloom.tiers.values import OBJECT, Places, ReadResult, Result
 from kvloom.types import AnyArray, IntArray
 

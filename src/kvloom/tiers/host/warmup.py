@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from kvloom.core import cuckoo
-from kvloom.tiers.host import checked, counting, heap, nodes, pages, records, streaming, xxh3
+from kvloom.tiers.hashing import sums
+from kvloom.tiers.host import checked, counting, heap, nodes, pages, records
 from kvloom.tiers.host.arrays import MINIMUM
 from kvloom.tiers.host.store import HostStore
 from kvloom.tiers.values import Need, NewObject, Unit
 from kvloom.types import Grade, PayloadForm
 
-_MODULES: tuple[ModuleType, ...] = (checked, counting, heap, nodes, pages, records, streaming, xxh3, cuckoo)
+_MODULES: tuple[ModuleType, ...] = (checked, counting, heap, nodes, pages, records, sums, cuckoo)
 _SIZES = (200, 3000, 9000)
 _LAYOUT, _ROOT = bytes(32), bytes([1]) * 32
 

@@ -97,6 +97,7 @@ def _emitter(*, store: bool, past: bool, whole: bool) -> Any:
 
 Steps = Callable[[int, int, int, int, int], None]
 hash_stripes = cast("Steps", intrinsic(_emitter(store=False, past=False, whole=False)))
+hash_blocks = cast("Steps", intrinsic(_emitter(store=False, past=False, whole=True)))
 copy_stripes = cast("Steps", intrinsic(_emitter(store=True, past=False, whole=False)))
 copy_blocks = cast("Steps", intrinsic(_emitter(store=True, past=False, whole=True)))
 stream_blocks = cast("Steps", intrinsic(_emitter(store=True, past=True, whole=True)))

@@ -1,0 +1,1 @@
+"""Checksums in the pass over the bytes that copies them, compiled, with the GIL released; what tiers share."""

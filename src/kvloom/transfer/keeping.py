@@ -1,0 +1,132 @@
+"""From the device to cold tiers: which ends of sequences are stored where, and when: now, or once the device fills."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from kvloom.manager.sequence import CachedSequence
+from kvloom.plan import Chain, TransferPlan
+from kvloom.tiers.values import Published
+from kvloom.transfer.ground import Ground, Names, name_of
+from kvloom.transfer.jobs import Job
+from kvloom.transfer.landing import Landing
+from kvloom.transfer.link import Link
+from kvloom.transfer.moving import AfterStore
+from kvloom.transfer.offers import kept_of
+from kvloom.transfer.options import Admission
+from kvloom.types import Int32Array
+
+MOST_PENDING = 4096
+"""Ends of sequences that are remembered to be copied once the device fills."""
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """An end of a sequence that was kept resumable."""
+
+    tokens: Int32Array
+    names: Names
+
+
+class Keeping:
+    """Stores go on behind requests, while their slots are held.
+
+    ``after``: for every tier what its lane does after a store.
+    """
+
+    def __init__(self, ground: Ground, landing: Landing, after: list[AfterStore]) -> None:
+        self._ground, self._landing, self._after = ground, landing, after
+        self._pending: OrderedDict[bytes, _End] = OrderedDict()
+        self._stores: deque[tuple[Link, TransferPlan, Job[Published]]] = deque()
+
+    @property
+    def jobs(self) -> list[Job[Published]]:
+        """Those whose slots are held."""
+        return [job for _, _, job in self._stores]
+
+    def keep(self, sequence: CachedSequence, names: Names) -> None:
+        """Store the present end of a sequence where it is to be, or remember it."""
+        ground, (salt, keys) = self._ground, names
+        end = _End(sequence.tokens.copy(), (salt, tuple(keys)))
+        chain = ground.chain(end.tokens, end.names)
+        for number, link in enumerate(ground.links):
+            if self._waits(number):
+                self._remember(chain, end)
+            elif ground.options.admission is Admission.ALWAYS or not number:
+                self._store_now(number, link, chain, end.names)
+            elif sequence.reused:  # what was used again, and nothing that is new
+                again = ground.chain(end.tokens[: sequence.reused], end.names)
+                self._store_now(number, link, again, end.names)
+        self.offload()
+
+    def _store_now(self, number: int, link: Link, chain: Chain, names: Names) -> None:
+        if not self._store(number, chain, names):
+            link.stats.not_stored["busy"] += 1
+
+    def _waits(self, number: int) -> bool:
+        """Whether a tier gets ends only once the device fills: what does not outlive the process is no hurry."""
+        return number == 0 and not self._ground.links[0].tier.durable
+
+    def _remember(self, chain: Chain, end: _End) -> None:
+        name = name_of(chain)
+        self._pending[name] = end
+        self._pending.move_to_end(name)
+        if len(self._pending) > MOST_PENDING:
+            self._pending.popitem(last=False)
+            self._ground.stats.not_kept["forgotten"] += 1
+
+    def offload(self) -> None:
+        """Copy the ends used longest ago to the nearest tier, while the device is fuller than it should be."""
+        ground = self._ground
+        while self._pending and self._landing.arriving is None:
+            if ground.manager.fill() < ground.options.gpu_watermark:
+                return
+            name, end = next(iter(self._pending.items()))
+            if not self._store(0, ground.chain(end.tokens, end.names), end.names):
+                return  # the lane is full: later
+            del self._pending[name]
+
+    def _store(self, number: int, chain: Chain, names: Names) -> bool:
+        """Begin to store the units of an end that a tier lacks; False when the lane has no room."""
+        ground, (salt, keys) = self._ground, names
+        manager, link = ground.manager, ground.links[number]
+        self._landing.settle()  # nothing is stored that is not there yet
+        stored = kept_of(link.find(manager.layout, chain).places, ground.parts)
+        plans = manager.colder.plan_units(chain.tokens, stored, salt=salt, extra_keys=keys)
+        if plans:
+            ground.memory.settle()
+        lanes = [each.reading for each in ground.links]
+        for at, plan in enumerate(plans):
+            job = link.store(partial(link.units.make, manager.layout, chain, plan, lanes), self._after[number])
+            if job is None:
+                for left in plans[at:]:
+                    manager.colder.finish_store(left)
+                return False
+            self._stores.append((link, plan, job))
+        return True
+
+    def collect(self) -> None:
+        """Let go of the slots of what has ended."""
+        for _ in range(len(self._stores)):
+            link, plan, job = self._stores.popleft()
+            if not job.done:
+                self._stores.append((link, plan, job))
+                continue
+            self._ground.manager.colder.finish_store(plan)
+            link.count_store(plan, job)
+
+    def keep_for_good(self, number: int, flush: Callable[[], bool]) -> None:
+        """Store in a tier all ends that were only remembered; ``flush`` waits until there is room in its lane."""
+        for end in self._pending.values():
+            chain = self._ground.chain(end.tokens, end.names)
+            while not self._store(number, chain, end.names) and flush():
+                pass
+        self._pending.clear()
+
+    def count_left(self) -> None:
+        """The lanes have ended: count what became of what was still under way."""
+        for link, plan, job in self._stores:
+            link.count_store(plan, job)
