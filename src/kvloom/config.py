@@ -88,6 +88,22 @@ def format_size(n_bytes: float) -> str:
     return f"{n_bytes / 1024:.1f} TiB"
 
 
+def exact_size(n_bytes: int) -> str:
+    """``n_bytes`` to be written again: ``"256KiB"`` where a unit divides it, else ``"1000B"``."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if n_bytes and n_bytes % 1024**power == 0:
+            return f"{n_bytes // 1024**power}{unit}"
+    return f"{n_bytes}B"
+
+
+def size_option(text: str, option: str) -> int:
+    """Like ``parse_size``, for what a command's ``option`` was given: its errors name that."""
+    try:
+        return parse_size(text)
+    except ConfigError as error:
+        raise ConfigError(f"{option} {_shown(text)}: {error}") from None
+
+
 def parse_grade(name: str) -> Grade:
     """The grade called ``name`` (any case).  Raises ConfigError that lists the grades."""
     try:
@@ -109,6 +125,10 @@ class Device:
 
     def __init__(self, size: int | str) -> None:
         object.__setattr__(self, "size", parse_size(size))
+
+
+def _grade(value: object) -> object:
+    return value if value is None or isinstance(value, Grade) else parse_grade(str(value))
 
 
 class _Section(BaseModel):
@@ -143,7 +163,7 @@ class CacheConfig(_Section):
     compression: Compression = Compression()
     device: Annotated[int, BeforeValidator(parse_size)] = 512 * 1024**2
     host: Annotated[int | None, BeforeValidator(lambda v: None if v is None else parse_size(v))] = None
-    floor: Annotated[Grade | None, BeforeValidator(lambda v: parse_grade(v) if isinstance(v, str) else v)] = None
+    floor: Annotated[Grade | None, BeforeValidator(_grade)] = None
 
     @property
     def default_floor(self) -> Grade:
@@ -168,8 +188,8 @@ class CacheConfig(_Section):
                 said.append("compression.method fp8 lowers the default floor to 'approximate'")
             elif self.floor is not Grade.APPROXIMATE:
                 said.append(
-                    f"state kept as fp8 is approximate, and floor '{self.floor}' never reuses it; "
-                    "leave floor out, or use compression.method lossless"
+                    f"compression.method fp8 is approximate, and floor '{self.floor}' would never reuse it, so state "
+                    "is kept in exact forms; for fp8 leave floor out, or write floor: approximate"
                 )
         return said
 
@@ -195,12 +215,15 @@ class CacheConfig(_Section):
             if value is not None:
                 path = tuple(name.split("."))
                 _put(merged, path, value)
-                origin[path] = f"option {name}"
+                origin[path] = f"--{name.replace('_', '-')} {_shown(value)}"
         try:
             return cls.model_validate(merged)
         except ValidationError as error:
             where = tuple(str(part) for part in error.errors(include_url=False)[0]["loc"])
-            raise ConfigError(f"{origin.get(where, source)}: {_explain(error)}") from None
+            said, place = _explain(error), origin.get(where, source)
+            if place.startswith("--"):  # it names field and value already
+                said = said.partition(": ")[2]
+            raise ConfigError(f"{place}: {said}") from None
 
 
 def _read_yaml(text: str, source: str) -> dict[str, Any]:
@@ -292,4 +315,6 @@ def _default(path: tuple[str, ...]) -> Any:
     value: Any = CacheConfig()
     for name in path:
         value = getattr(value, name, None)
+    if path == ("device",):
+        value = exact_size(value)
     return value if not get_args(value) else None

@@ -49,16 +49,17 @@ def forms_on_disk(engine: Engine) -> dict[str, set[int]]:
 def test_fp8_is_a_miss_for_who_asks_for_better_and_its_grade_spreads(shop: Shop, family: str) -> None:
     ids = shop.ids()
     with engine_of(shop, family, ColdForm.FP8) as engine:
-        ask(shop, engine, ids, Grade.FAITHFUL)
+        ask(shop, engine, ids, Grade.APPROXIMATE)
         forms = forms_on_disk(engine)
         for group in engine.spec.groups:
             expected = {PayloadForm.RAW, PayloadForm.LOSSLESS} if group.is_snapshot else {PayloadForm.FP8}
             assert forms[group.name] <= expected, "snapshots are never quantised, everything else is"
     with engine_of(shop, family, ColdForm.FP8) as engine:
-        boundary, grade, got, limits = ask(shop, engine, ids, Grade.FAITHFUL)
-        assert (boundary, grade) == (0, None)
-        assert {(limit.reason, limit.tier) for limit in limits if limit.tier == "disk"} == {(Reason.GRADE, "disk")}
-        assert got.same_as(shop.cold(engine, ids)), "computed, not restored"
+        with engine.open(ids, floor=Grade.FAITHFUL) as session:  # nothing is computed, so nothing is kept
+            found = session.explanation
+        assert (found.boundary, found.grade) == (0, None)
+        limits = [limit for limit in found.limits if limit.tier == "disk"]
+        assert {limit.reason for limit in limits} == {Reason.GRADE}
     size = shop.size()
     with engine_of(shop, family, ColdForm.FP8) as engine:
         boundary, grade, got, _ = ask(shop, engine, ids, Grade.APPROXIMATE)
@@ -76,23 +77,70 @@ def test_fp8_is_a_miss_for_who_asks_for_better_and_its_grade_spreads(shop: Shop,
         boundary, grade, _, _ = ask(shop, engine, longer, Grade.APPROXIMATE)
         assert grade is Grade.APPROXIMATE
         assert boundary == len(longer) - 3
-        boundary, grade, got, _ = ask(shop, engine, longer, Grade.FAITHFUL)
-        assert boundary == 0, "nothing that came of it is served to who asks for better"
-        assert got.same_as(shop.cold(engine, longer))
     assert shop.size() > size
     with engine_of(shop, family, ColdForm.FP8) as engine:
         _, grade, _, _ = ask(shop, engine, longer, Grade.APPROXIMATE)
         assert grade is Grade.APPROXIMATE, "after a restart, too"
+        boundary, grade, got, _ = ask(shop, engine, longer, Grade.FAITHFUL)
+        assert boundary == 0, "nothing that came of it is served to who asks for better"
+        assert got.same_as(shop.cold(engine, longer)), "computed, not restored"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_who_wants_exact_state_has_it_kept_so(shop: Shop, family: str) -> None:
+    """fp8 is for sessions that reuse it: a faithful one finds its own state again, in an engine that may write fp8."""
+    ids = shop.ids()
+    with engine_of(shop, family, ColdForm.FP8) as engine:
+        ask(shop, engine, ids, Grade.FAITHFUL)
+        assert PayloadForm.FP8 not in set().union(*forms_on_disk(engine).values())
+    with engine_of(shop, family, ColdForm.FP8) as engine:
+        boundary, grade, got, _ = ask(shop, engine, ids, Grade.FAITHFUL)
+        assert (boundary, grade) == (len(ids) - 1, Grade.FAITHFUL)
+        assert got.same_as(shop.cold(engine, ids))
+        assert all(choice.form is not PayloadForm.FP8 for choice in engine.cold.links[0].forms.table())
+
+
+def test_exact_state_takes_the_place_of_fp8(shop: Shop) -> None:
+    ids = shop.ids()
+    with engine_of(shop, "gpt_oss", ColdForm.FP8) as engine:
+        ask(shop, engine, ids, Grade.APPROXIMATE)
+        assert PayloadForm.FP8 in set().union(*forms_on_disk(engine).values())
+    for boundary in (0, len(ids) - 1):
+        with engine_of(shop, "gpt_oss", ColdForm.FP8) as engine:
+            assert ask(shop, engine, ids, Grade.FAITHFUL)[0] == boundary
+            assert PayloadForm.FP8 not in set().union(*forms_on_disk(engine).values())
+
+
+@pytest.mark.parametrize("form", [ColdForm.NONE, ColdForm.LOSSLESS, ColdForm.FP8])
+def test_bytes_that_are_counted_are_those_that_moved(shop: Shop, form: ColdForm) -> None:
+    ids = shop.ids()
+    with engine_of(shop, "gpt_oss", form) as engine:
+        engine.cold.links[0].forms.read.note(1 << 30, 1000.0)  # so slow a disk that every byte counts
+        engine.cold.links[0].forms.write.note(1 << 30, 1000.0)
+        ask(shop, engine, ids, Grade.APPROXIMATE)
+        store, stats = engine.cold.tiers[0], engine.cold.stats
+        contents = store.contents()
+        assert sum(stats.bytes_stored.values()) == contents.payload_published
+        slots = sum(
+            int(engine.spec.groups[entry["group"]].slot_bytes) for b in store.catalogue() for entry in b.places.entries
+        )
+        assert (contents.payload < slots) is (form is not ColdForm.NONE)
+    with engine_of(shop, "gpt_oss", form) as engine:
+        ask(shop, engine, ids, Grade.APPROXIMATE)
+        loaded = sum(engine.cold.stats.bytes_loaded.values())
+        assert 0 < loaded <= contents.payload
+        assert loaded > contents.payload / 2
 
 
 def test_the_same_work_in_fp8_writes_nothing_again(shop: Shop) -> None:
     ids = shop.ids()
     with engine_of(shop, "gpt_oss", ColdForm.FP8) as engine:
-        ask(shop, engine, ids, Grade.FAITHFUL)
+        ask(shop, engine, ids, Grade.APPROXIMATE)
     size = shop.size()
-    for floor in (Grade.FAITHFUL, Grade.APPROXIMATE):
+    for _ in range(2):
         with engine_of(shop, "gpt_oss", ColdForm.FP8) as engine:
-            ask(shop, engine, ids, floor)
+            engine.manager.clear()
+            ask(shop, engine, ids, Grade.APPROXIMATE)
     with engine_of(shop, "gpt_oss", ColdForm.FP8) as engine:
         ask(shop, engine, ids, Grade.APPROXIMATE)
     assert shop.size() - size < size / 2
@@ -131,7 +179,7 @@ def test_d5_a_payload_that_is_not_of_its_form_is_computed_again(shop: Shop, monk
     ids = shop.ids()
     monkeypatch.setattr(module, "encode", spoiled)
     with engine_of(shop, "gpt_oss", ColdForm.FP8) as engine:
-        ask(shop, engine, ids, Grade.FAITHFUL)
+        ask(shop, engine, ids, Grade.APPROXIMATE)
     with engine_of(shop, "gpt_oss", ColdForm.FP8) as engine:
         boundary, _, got, _ = ask(shop, engine, ids, Grade.APPROXIMATE)
         assert boundary == 0
@@ -139,11 +187,22 @@ def test_d5_a_payload_that_is_not_of_its_form_is_computed_again(shop: Shop, monk
         assert engine.cold.stats.failed["integrity"] > 0
 
 
-def fill_host(shop: Shop, engine: Engine, count: int) -> list[list[int]]:
+def fill_host(shop: Shop, engine: Engine, count: int, floor: Grade = Grade.FAITHFUL) -> list[list[int]]:
     prompts = [shop.ids(seed=seed) for seed in range(count)]
     for ids in prompts:
-        ask(shop, engine, ids, Grade.FAITHFUL)
+        ask(shop, engine, ids, floor)
     return prompts
+
+
+def test_nothing_goes_to_fp8_in_host_memory_before_somebody_accepts_it(shop: Shop) -> None:
+    options = TransferOptions(cold_form=ColdForm.FP8, cold_below=100.0, gpu_watermark=0.01, host_mark=0.2)
+    with attach(shop.lab.model("gpt_oss"), **SHAPE, host="2MiB", transfers=options) as engine:
+        prompts = fill_host(shop, engine, 3)
+        (cooling,) = engine.cold.cooling
+        assert PayloadForm.FP8 not in cooling.converted
+        engine.manager.evict(engine.manager.cap)
+        boundary, grade, _, _ = ask(shop, engine, prompts[1], Grade.FAITHFUL)
+        assert (boundary, grade) == (len(prompts[1]) - 1, Grade.FAITHFUL)
 
 
 @pytest.mark.parametrize("form", [ColdForm.FP8, ColdForm.LOSSLESS])
@@ -151,6 +210,8 @@ def test_what_is_used_rarely_in_host_memory_goes_cold(shop: Shop, form: ColdForm
     options = TransferOptions(cold_form=form, cold_below=0.5, gpu_watermark=0.01, host_mark=0.6)
     with attach(shop.lab.model("gpt_oss"), **SHAPE, host="2MiB", transfers=options) as engine:
         prompts = fill_host(shop, engine, 4)
+        if form is ColdForm.FP8:  # somebody else, who accepts it
+            ask(shop, engine, shop.ids(seed=99), Grade.APPROXIMATE)
         for _ in range(12):  # used often
             engine.manager.evict(engine.manager.cap)
             ask(shop, engine, prompts[0], Grade.FAITHFUL)
@@ -185,13 +246,13 @@ def test_what_is_used_rarely_in_host_memory_goes_cold(shop: Shop, form: ColdForm
 def test_an_approximate_request_uses_what_went_cold(shop: Shop) -> None:
     options = TransferOptions(cold_form=ColdForm.FP8, cold_below=100.0, gpu_watermark=0.01, host_mark=0.2)
     with attach(shop.lab.model("gpt_oss"), **SHAPE, host="2MiB", transfers=options) as engine:
-        prompts = fill_host(shop, engine, 3)
+        prompts = fill_host(shop, engine, 3, Grade.APPROXIMATE)
         engine.manager.evict(engine.manager.cap)
         boundary, grade, _, limits = ask(shop, engine, prompts[1], Grade.FAITHFUL)
         assert boundary == 0
         assert (Reason.GRADE, "host") in {(limit.reason, limit.tier) for limit in limits}
     with attach(shop.lab.model("gpt_oss"), **SHAPE, host="2MiB", transfers=options) as engine:
-        prompts = fill_host(shop, engine, 3)
+        prompts = fill_host(shop, engine, 3, Grade.APPROXIMATE)
         engine.manager.evict(engine.manager.cap)
         boundary, grade, _, _ = ask(shop, engine, prompts[1], Grade.APPROXIMATE)
         assert (boundary, grade) == (len(prompts[1]) - 1, Grade.APPROXIMATE)
@@ -200,11 +261,11 @@ def test_an_approximate_request_uses_what_went_cold(shop: Shop) -> None:
 def test_the_planner_says_so_too(shop: Shop) -> None:
     ids = shop.ids()
     with engine_of(shop, "gpt_oss", ColdForm.FP8) as engine:
-        ask(shop, engine, ids, Grade.FAITHFUL)
+        ask(shop, engine, ids, Grade.APPROXIMATE)
     with shop.engine("gpt_oss", transfers=TransferOptions(cold_form=ColdForm.FP8), replay="auto") as engine:
-        boundary, _, got, limits = ask(shop, engine, ids, Grade.FAITHFUL)
-        assert boundary == 0
-        assert (Reason.GRADE, "disk") in {(limit.reason, limit.tier) for limit in limits}
-        assert got.same_as(shop.cold(engine, ids))
+        with engine.open(ids, floor=Grade.FAITHFUL) as session:
+            found = session.explanation
+        assert found.boundary == 0
+        assert (Reason.GRADE, "disk") in {(limit.reason, limit.tier) for limit in found.limits}
     with shop.engine("gpt_oss", replay="auto") as engine:
         assert ask(shop, engine, ids, Grade.APPROXIMATE)[:2] == (len(ids) - 1, Grade.APPROXIMATE)

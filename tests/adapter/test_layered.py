@@ -73,6 +73,34 @@ def check_books(engine: Engine) -> None:
     assert engine.manager.in_use() == 0
 
 
+def test_a_document_is_read_while_its_prefix_arrives(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``kvloom run`` does it: nothing that it asks before it computes waits for the whole prefix."""
+    from rich.console import Console
+
+    from kvloom.cli.run import read_into_cache
+
+    ids = filled(shop, "gpt_oss")
+    document = (*ids[:END], *shop.ids(3 * 32, seed=5))
+    engine, tier = layered(shop, "gpt_oss")
+    with engine:
+        hold = Hold(engine, tier)
+        first, ran = engine.model.model.layers[0], []
+
+        def go_on() -> None:
+            ran.append(time.monotonic())
+            hold.let.set()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(first, "forward", then(first.forward, go_on))
+            read = read_into_cache(engine, document, Grade.FAITHFUL, Console(quiet=True), explain=True)
+        assert hold.held.is_set()
+        assert ran[0] < max(ended for _, ended, _ in engine.cold.timeline.reads)
+        assert engine.cold.stats.layered == 1
+        assert read["reused_tokens"] == read["explanation"]["boundary"] >= HIT
+        assert read["restored_bytes"] == sum(engine.cold.stats.bytes_loaded.values()) > 0
+        check_books(engine)
+
+
 @pytest.mark.parametrize("family", KINDS)
 def test_the_first_layer_computes_while_the_last_is_not_read(
     shop: Shop, family: str, monkeypatch: pytest.MonkeyPatch

@@ -27,6 +27,7 @@ from kvloom.errors import (  # noqa: E402
     WrongThreadError,
 )
 from kvloom.testing.families import random_model, tiny_config  # noqa: E402
+from kvloom.transfer.options import Admission, ColdForm, Restoring, TransferOptions  # noqa: E402
 
 RECURRENT = ("qwen3_next", "qwen3_5", "kimi_linear", "lfm2", "lfm3", "falcon_h1", "granitemoehybrid")
 Call = Callable[[Any, torch.Tensor, Any], Any]
@@ -278,3 +279,37 @@ def test_unknown_layers_are_named() -> None:
     model.config = config
     with pytest.raises(SpecError, match="mystery_attention"):
         attach(model)
+
+
+def test_transfer_options_of_another_type_are_refused() -> None:
+    """A dict would be taken for options that nobody reads."""
+    model = random_model(tiny_config("gpt_oss"))
+    with pytest.raises(ConfigError, match="transfers must be TransferOptions, not dict; write"):
+        attach(model, device="4MiB", block_size=16, host="1MiB", transfers={"gpu_watermark": 0.8})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="host: size 'lots'"):
+        attach(model, device="4MiB", block_size=16, host="lots")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"gpu_watermark": "0.8"}, "gpu_watermark '0.8' is no number"),
+        ({"gpu_watermark": 1.5}, "use a number above 0 and up to 1"),
+        ({"prefetch_window": 2.5}, "prefetch_window 2.5 is no whole number"),
+        ({"cold_form": "fp4"}, "cold_form 'fp4' is not known; use one of: none, lossless, fp8"),
+        ({"admission": None}, "admission None is not known; use one of: always, reused"),
+        ({"cold_below": -1}, "cold_below -1"),
+    ],
+)
+def test_transfer_options_that_cannot_be(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        TransferOptions(**options)
+
+
+def test_transfer_options_take_names() -> None:
+    options = TransferOptions(cold_form="fp8", admission="reused", restoring="whole")  # type: ignore[arg-type]
+    assert (options.cold_form, options.admission, options.restoring) == (
+        ColdForm.FP8,
+        Admission.REUSED,
+        Restoring.WHOLE,
+    )

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from kvloom.bench.core.sides import PeerName
 from kvloom.bench.data.memory import checksums, memory_rows
 from kvloom.bench.data.peer import FilePeer
-from kvloom.bench.data.rows import Cell, row, take_turns
+from kvloom.bench.data.rows import Cell, fastest, row, take_turns
 from kvloom.bench.data.run import Settings, file_system, run_all
 from kvloom.bench.data.world import UNIT_BYTES, DataError, World, payload_of
 from kvloom.cli.app import app
@@ -30,7 +30,7 @@ PEER = Path(__file__).with_name("own_fs.py")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict:
     place = tmp_path_factory.mktemp("data")
     (place / "disk").mkdir()
-    command = ["bench", "data", "--directory", str(place / "disk"), "--size", "128MiB", "--json"]
+    command = ["bench", "data", "--directory", str(place / "disk"), "--size", "128MiB", "--repeats", "5", "--json"]
     done = CliRunner().invoke(app, [*command, "--output", str(place / "file.json")])
     assert done.exit_code == 0, done.output
     made = json.loads(done.stdout)
@@ -42,7 +42,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> dict:
 def test_every_cell_is_there(report: dict) -> None:
     disk = [row for row in report["rows"] if row["section"] == "disk"]
     assert {row["object_bytes"] for row in disk} == {64 << 10, 512 << 10, 4 << 20}
-    names = {"O_DIRECT writes, same syncs", "store", "4 MiB O_DIRECT reads", "restore, verified"}
+    names = {"O_DIRECT writes, same syncs", "store", "restore, verified"}
+    names |= {f"4 MiB O_DIRECT reads, {depth} in flight" for depth in (1, 2, 4, 8)}
     assert {row["what"] for row in disk} == names
     assert {row["what"] for row in report["rows"] if row["section"] == "memory"} == {
         *("memcpy", "memcpy, 2 threads", "restore from host, verified", "restore from host, not verified")
@@ -56,6 +57,14 @@ def test_the_figures_fit_together(report: dict) -> None:
         if one["ratio"] is not None:
             assert one["ratio_least"] <= one["ratio"] <= one["ratio_most"]
             assert one["ratio"] == pytest.approx(one["gbps"] / one["beside_gbps"], rel=0.9)
+    for one in report["rows"]:
+        if one["what"] == "restore, verified":
+            same = [
+                r for r in report["rows"] if r["object_bytes"] == one["object_bytes"] and "O_DIRECT reads" in r["what"]
+            ]
+            assert one["beside"] == max(same, key=lambda r: r["gbps"])["what"], "the limit is the fastest of them"
+            assert (one["wanted"], one["met"]) == (0.9, one["ratio"] >= 0.9)
+    assert {row["wanted"] for row in report["rows"] if row["what"] == "store"} == {0.8}
     assert {row["facts"]["syncs"] for row in report["rows"] if row["what"] == "store"} == {2}
     assert {"processor", "cores", "python", "file_system"} <= set(report["machine"])
     assert report["settings"]["total"] == UNIT_BYTES
@@ -82,10 +91,17 @@ def test_turns_and_rows() -> None:
     reports: list[int] = []
     sides = {"limit": side("limit", [9, 1, 2, 3]), "ours": side("ours", [9, 2, 2, 2])}
     times = take_turns(sides, 3, lambda: reports.append(1))
-    assert order == ["limit", "ours"] * 4
+    assert order == ["ours", "limit", "limit", "ours"] * 2, "there and back"
     assert len(reports) == 4
     assert times == {"limit": [1, 2, 3], "ours": [2, 2, 2]}, "the rehearsal does not count"
-    made = row(Cell("disk", 1, 4 * 10**9), "ours", times["ours"], "limit", times["limit"])
+    cell = Cell("disk", 1, 4 * 10**9)
+    made = row(cell, "ours", times["ours"], "limit", times["limit"])
+    assert made.to_json()["met"] is None
+    for wanted in (0.9, 1.1):
+        some = row(cell, "ours", times["ours"], "limit", times["limit"], wanted=wanted)
+        assert some.to_json()["met"] is (wanted < 1)
+    assert fastest({**times, "other": [0.1, 3, 3]}, ["ours", "limit", "other"]) in {"ours", "limit"}
+    assert fastest({**times, "other": [0.1, 0.1, 3]}, ["ours", "limit", "other"]) == "other"
     assert (made.gbps, made.beside_gbps) == (2, 2)
     assert (made.ratio_least, made.ratio, made.ratio_most) == (0.5, 1, 1.5)
 

@@ -30,8 +30,15 @@ def test_nothing_is_computed_again_and_every_answer_is_the_same(family: str) -> 
         assert row["identical"]
         assert row["recomputed"] == 0
         assert sum(row["loaded_bytes"].values()) > 0
-        assert row["found_on_device"] < 1
+        assert sum(row["found"].values()) == pytest.approx(1)
+        assert set(row["found"]) == {"device", "prefetched", "arriving", "host", "disk"}
         assert row["device_bytes"] < 0.41 * free["device_bytes"]
+    without, ahead = rows
+    assert without["found"]["prefetched"] == without["found"]["arriving"] == 0
+    assert without["found_on_device"] < 0.5
+    assert without["prefetches"] == {"begun": 0, "used": 0}
+    assert ahead["found"]["prefetched"] + ahead["found"]["arriving"] > 0.5, "they were asked for a turn ahead"
+    assert ahead["prefetches"]["used"] > 0
 
 
 def test_a_wrong_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +64,7 @@ def test_a_wrong_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--share", "2"], "numbers between 0 and 1"),
         (["--share", "x"], "numbers between 0 and 1"),
         (["--directory", "/nowhere"], "is no folder"),
+        (["--host", "inf"], "--host"),
     ],
 )
 def test_bad_input(arguments: list[str], words: str) -> None:

@@ -107,10 +107,10 @@ def test_spec_table(invoke) -> None:
     [
         (["gpt-os"], "did you mean gpt-oss-20b or gpt-oss-120b?"),
         (["missing/config.json"], "no such file"),
-        (["mistral-7b", "--block-size", "0"], "block_size = 0"),
+        (["mistral-7b", "--block-size", "0"], "--block-size 0: "),
         (["mistral-7b", "--context", "0"], "context"),
         (["mistral-7b", "--context", "9" * 30], "context: at most 1073741824 tokens"),
-        (["mistral-7b", "--block-size", "9" * 30], "block_size"),
+        (["mistral-7b", "--block-size", "9" * 30], "--block-size 999"),
         (["mistral-7b", "--segment", str(128 * 10**30)], "segment"),
         (["/dev/zero"], "a device"),
     ],

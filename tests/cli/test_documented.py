@@ -54,6 +54,18 @@ def test_options(path: str) -> None:
     assert {text.split()[0] for text in rows(path, "option")} == taken
 
 
+BENCHES = [path for path in COMMANDS if path.startswith("kvloom bench ")]
+
+
+@pytest.mark.parametrize("path", BENCHES)
+def test_what_is_measured_is_described(path: str) -> None:
+    """docs/bench.md has a section for every benchmark, which names all of its options."""
+    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text(encoding="utf-8")
+    (text,) = [part for part in page.split("\n## `") if part.startswith(path)]
+    taken = {option for p in COMMANDS[path].params for option in p.opts if option.startswith("--")} - {"--help"}
+    assert set(re.findall(r"--[a-z][\w-]*", text)) == taken
+
+
 def keys(path: str) -> set[str]:
     return rows(path, "key")
 

@@ -143,8 +143,8 @@ def test_unicode_documents_work(invoke, model_dir: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["--device", "64KiB"], "bytes"),
-        (["--device", "lots"], "device = 'lots'"),
+        (["--device", "64KiB"], "KiB or more"),
+        (["--device", "lots"], "--device 'lots': "),
         (["--floor", "superb"], "canonical, faithful, approximate"),
         (["--question", "  "], "a question is empty"),
         (["--max-new-tokens", "5000"], "the model allows 4096"),
@@ -152,7 +152,7 @@ def test_unicode_documents_work(invoke, model_dir: Path, tmp_path: Path) -> None
         (["--on", "warp"], "warp"),
         (["--on", "meta"], "meta"),
         (["--device", "9" * 400 + "TiB"], "1024 TiB"),
-        (["--block-size", "9" * 30], "block_size"),
+        (["--block-size", "9" * 30], "--block-size 999"),
         (["--device", "1000TiB"], "use a smaller --device"),
         (["--dtype", "int3"], "int3"),
     ],

@@ -62,17 +62,48 @@ def test_a_new_process_resumes_from_disk(invoke, model_of, document: Path, tmp_p
 
     done = invoke(*asked, "--store-size", "64MiB")
     assert done.exit_code == 0, done.stderr
-    assert f"{second['document']['reused_tokens']:,} of them from disk" in done.stdout
-    assert " KiB from disk)" in done.stdout
-    assert f"store {store}, cap 64.0 MiB:" in done.stdout
-    assert "loaded " in done.stdout
-    assert "recurrent " in done.stdout
-    assert "stored 0 B" in done.stdout
+    assert f"{second['document']['reused_tokens']:,} of them restored (" in done.stdout
+    assert " KiB restored)" in done.stdout
+    lines = done.stdout.splitlines()
+    at = lines.index(f"store {store}, cap 64.0 MiB:")
+    assert lines[at + 1].startswith("  loaded ")
+    assert "recurrent " in lines[at + 1]
+    assert lines[at + 2] == "  stored 0 B"
+    assert (done.stdout.count("  loaded "), done.stdout.count("  stored ")) == (1, 1)
+    assert lines[-1].startswith("ways to the state of a prompt: ")
     with DiskStore.open(store) as opened:
         assert opened.contents().capacity == 64 << 20
     printed(invoke(*asked, "--json"))
     with DiskStore.open(store) as opened:
         assert opened.contents().capacity == 64 << 20  # it keeps the cap that it has
+
+
+def test_what_the_document_lacks_only_for_its_grade_is_said(
+    invoke, model_dir: Path, document: Path, tmp_path: Path
+) -> None:
+    config, store = tmp_path / "cache.yaml", tmp_path / "store"
+    config.write_text("kv_cache_config: {compression: {enabled: true, method: fp8}}\n")
+    asked = ["run", "--model", model_dir, "--document", document, *QUESTION, *SMALL, "--store", store]
+    first = printed(invoke(*asked, "--config", config, "--json"))
+    assert first["floor"] == "approximate"
+    assert {form["form"] for form in first["forms"]} == {"fp8"}
+    slots = sum(kind["bytes_stored"] for kind in first["store"]["kinds"].values())
+    done = invoke(*asked, "--explain")
+    assert done.exit_code == 0, done.stderr
+    head, *limits = done.stdout.partition("\n\n")[0].splitlines()
+    assert "read in" in head
+    assert "  stopped at 0 in tier disk, compressed (full): its grade is below the floor" in limits
+    done = invoke(*asked, "--explain", "--config", config, "--floor", "faithful")
+    assert "would never reuse it, so state is kept in exact forms" in done.stderr
+    lines = done.stdout.splitlines()
+    assert "restored (" in lines[0], "the run before kept exact state in place of fp8"
+    forms = [line for line in lines if line.startswith("forms of cold objects: ")]
+    assert len(forms) == 1
+    assert "fp8" not in forms[0]
+    again = printed(invoke(*asked, "--json"))
+    assert again["forms"] == []
+    assert sum(kind["bytes_loaded"] for kind in again["store"]["kinds"].values()) > slots / 2
+    assert "explanation" not in again["document"]
 
 
 def test_verify_model_in_two_processes(invoke, model_of, tmp_path: Path) -> None:
@@ -101,7 +132,7 @@ def test_bad_stores(invoke, model_dir: Path, document: Path, tmp_path: Path) -> 
         (["--store", file], "is not a directory"),
         (["--store", full], "holds 'letters'"),
         (["--store", "/proc/nowhere"], "cannot be used as a store"),
-        (["--store", tmp_path / "new", "--store-size", "lots"], "option store_size: size 'lots'"),
+        (["--store", tmp_path / "new", "--store-size", "lots"], "--store-size 'lots': size 'lots'"),
         (["--store", tmp_path / "new", "--store-size", "1KiB"], "use at least"),
         (["--store-size", "1GiB"], "--store DIR, which is not given"),
     ]

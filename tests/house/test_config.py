@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvloom.config import CacheConfig, Device, format_size, parse_size
+from kvloom.config import CacheConfig, Device, exact_size, format_size, parse_size
 from kvloom.errors import ConfigError
 from kvloom.types import Grade
 
@@ -44,7 +44,7 @@ def test_a_floor_that_never_reuses_what_is_kept_is_said(method: str, floor: str,
     compression = f"{{enabled: true, method: {method}}}"
     said = CacheConfig.load(f"kv_cache_config: {{compression: {compression}, floor: {floor}}}").notices()
     assert len(said) == notes
-    assert all(f"floor '{floor}' never reuses it" in note for note in said)
+    assert all(f"floor '{floor}' would never reuse it, so state is kept in exact forms" in note for note in said)
 
 
 def test_the_same_without_its_indentation() -> None:
@@ -84,6 +84,7 @@ def test_precedence() -> None:
         ("kv_cache_config: {compression: 3}", ["compression", "enabled"]),
         ("kv_cache_config: {device: 3XB}", ["device", "512MiB"]),
         ("kv_cache_config: {floor: good}", ["floor", "canonical, faithful, approximate"]),
+        ("kv_cache_config: {floor: 3}", ["floor", "canonical, faithful, approximate"]),
         ("kv_cache_config: 7", ["kv_cache_config", "fields"]),
         ("cache: {}", ["kv_cache_config", "found: cache"]),
         ("[1, 2]", ["kv_cache_config", "list"]),
@@ -128,6 +129,22 @@ def test_sizes(size: int | str, expected: int) -> None:
 def test_bad_sizes(size: object) -> None:
     with pytest.raises(ConfigError, match="size"):
         parse_size(size)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("size", "said"), [(0, "0B"), (5, "5B"), (1536, "1536B"), (256 << 10, "256KiB"), (3 << 40, "3TiB")]
+)
+def test_sizes_to_be_written_again(size: int, said: str) -> None:
+    assert exact_size(size) == said
+    if size:
+        assert parse_size(said) == size
+
+
+def test_flags_are_named_as_they_are_written() -> None:
+    with pytest.raises(ConfigError, match=r"^--block-size 0: input should be"):
+        CacheConfig.load(flags={"block_size": 0})
+    with pytest.raises(ConfigError, match=r"^--device 'lots': size 'lots' is not understood"):
+        CacheConfig.load(flags={"device": "lots"})
 
 
 def test_sizes_for_people() -> None:

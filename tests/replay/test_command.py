@@ -111,6 +111,13 @@ def test_colder_tiers(invoke, short: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.stderr
     for words in ("Time to first token", "What the planner chose", "500 tokens/s", "host 25 GB/s", "admission always"):
         assert words in done.stdout
+    assert "device size" in done.stdout
+    assert "exact replay" in done.stdout
+    assert "exact_replay" not in done.stdout, "one spelling"
+    for line in done.stdout.splitlines():
+        heads = [head for head in re.split(r"  +", line.strip()) if head and not head[0].isdigit()]
+        if "policy" in heads:
+            assert len(set(heads)) == len(heads), "no two columns have one head"
 
 
 def test_colder_tiers_are_for_traces(invoke, tmp_path: Path) -> None:
@@ -152,19 +159,19 @@ def test_the_report_is_one_file_without_links(invoke, short: Path, tmp_path: Pat
     [
         (["--model", "llama-3.1-8b", "--device", "0%"], ["device '0%'", "10%"]),
         (["--model", "llama-3.1-8b", "--device", "1000TiB", "--block", "1"], ["'1000TiB'", "smaller --device"]),
-        (["--model", "llama-3.1-8b", "--device", "1KiB"], ["device tier of 1024 bytes", "at least"]),
+        (["--model", "llama-3.1-8b", "--device", "1KiB"], ["device: a tier of 1KiB", "at least"]),
         (["--model", "lama-3.1-8b", "--device", "5%"], ["did you mean llama-3.1-8b"]),
         (["--model", "llama-3.1-8b", "--device", "5%", "--policy", "best"], ["policy 'best'", "s3-fifo, or all"]),
         (["--model", "llama-3.1-8b", "--device", "5%", "--host", "0%"], ["host '0%'", "10%"]),
-        (["--model", "llama-3.1-8b", "--device", "5%", "--host", "1KiB"], ["--host 1KiB", "262144 or more"]),
-        (["--model", "llama-3.1-8b", "--device", "5%", "--disk", "1MiB"], ["--disk 1MiB", "8388608 or more"]),
+        (["--model", "llama-3.1-8b", "--device", "5%", "--host", "1KiB"], ["--host 1KiB", "at least 256KiB"]),
+        (["--model", "llama-3.1-8b", "--device", "5%", "--disk", "1MiB"], ["--disk 1MiB", "at least 8MiB"]),
         (["--model", "llama-3.1-8b", "--device", "5%", "--disk", "5%", "--disk-speed", "nan"], ["--disk-speed nan"]),
         (["--model", "llama-3.1-8b", "--device", "5%", "--host-speed", "5"], ["--host-speed", "add --host SIZE"]),
         (
             ["--model", "llama-3.1-8b", "--device", "5%", "--disk", "5%", "--admission", "reused"],
             ["--admission", "add --host SIZE"],
         ),
-        (["--model", "llama-3.1-8b", "--device", "5%", "--prefill-speed", "0"], ["prefill speed", "8000"]),
+        (["--model", "llama-3.1-8b", "--device", "5%", "--prefill-speed", "0"], ["--prefill-speed 0", "8000"]),
         (
             ["--model", "llama-3.1-8b", "--device", "5%", "--html", "/nowhere/r.html"],
             ["html /nowhere/r.html", "writable"],

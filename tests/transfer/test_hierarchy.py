@@ -162,6 +162,29 @@ def test_what_came_to_a_tier_after_the_prefetch_is_found_too() -> None:
     world.cold.close()
 
 
+def test_an_earlier_end_is_not_brought_once_a_later_one_is_here() -> None:
+    """Several turns end within one segment: the newest end is all that the next turn needs."""
+    world = World(FULL_WINDOW, 256 << 10, [HostStore(8 * MIB)], TransferOptions(gpu_watermark=0.001))
+    rng = random.Random(11)
+    past, end = draw(rng, 33), 0
+    for _ in range(2):
+        answer = draw(rng, 2)
+        world.serve(past, answer)
+        end = len(past) + 1
+        past = (*past, *answer[:-1], *draw(rng, 2))
+    assert end // world.manager.spec.segment_tokens == 33 // world.manager.spec.segment_tokens
+    world.settled()
+    world.manager.evict(1 << 30)
+    ids, before = np.array(past, dtype=np.int32), world.cold.stats.objects_loaded.total()
+    assert world.cold.prefetch(ids, b"", (), Grade.FAITHFUL)
+    brought = sum(brings for brings, _ in world.cold.ahead_of(ids, b"", ()).values())
+    assert world.serve(past) == end
+    assert world.cold.stats.objects_loaded.total() - before == brought > 0
+    assert world.cold.ahead_of(ids, b"", ()) == {}
+    world.settled()
+    world.cold.close()
+
+
 def test_what_was_fetched_ahead_makes_room_for_who_is_here() -> None:
     world = World(FULL_WINDOW, 64 << 10, [HostStore(8 * MIB)], TransferOptions(gpu_watermark=0.01))
     rng = random.Random(8)

@@ -58,7 +58,7 @@ class Shape:
     repeats: int = 3
     hidden: int = 512
     steps: int = 120
-    paces: tuple[float, ...] = (1.0, 0.1)
+    paces: tuple[float, ...] = (1.0, 0.05)
     only: Only = Only.ALL
 
 

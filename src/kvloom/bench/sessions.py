@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -32,6 +34,8 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 """Tiny hybrid models that can be measured, and what is not as in ``kvloom.testing.families``."""
 
+PLACES = ("device", "prefetched", "arriving", "host", "disk")
+"""Where an object may be when the turn that needs it begins."""
 Progress = Callable[[str, int, int], None]
 
 
@@ -63,8 +67,11 @@ class Row:
         ttft_s, latency_s: medians of the later turns.
         latency_ratio: to that of the row without a cap.
         recomputed: tokens of the past that were computed again, over all later turns.
-        found_on_device: share of the objects that the hits needed.
-        loaded_bytes: by tier.
+        found: where the objects that the hits needed were when their turn began, shares: ``device`` (left there by an
+            earlier turn), ``prefetched`` (brought there ahead), ``arriving`` (on their way), and the tiers by name.
+        found_on_device: the first two together.
+        prefetches: how many were begun, and how many of these were still there for their request.
+        loaded_bytes: by tier, as they were read.
         trouble: what was not kept, not stored, late or did not arrive, by reason.
         identical: whether every answer was that of the row without a cap: tokens, and first logits bit for bit.
     """
@@ -77,7 +84,9 @@ class Row:
     latency_s: float
     latency_ratio: float
     recomputed: int
+    found: dict[str, float]
     found_on_device: float
+    prefetches: dict[str, int]
     loaded_bytes: dict[str, int]
     trouble: dict[str, int]
     identical: bool
@@ -93,8 +102,8 @@ class _Run:
     ttft: list[float]
     latency: list[float]
     recomputed: int
-    needed: int
-    loaded: int
+    found: Counter[str]
+    prefetches: dict[str, int]
     loaded_bytes: dict[str, int]
     trouble: dict[str, int]
     used: int
@@ -150,21 +159,25 @@ def _run(engine: Engine, shape: Shape, prefetch: bool, progress: Callable[[int, 
 
     prompts = [draw(shape.prompt) for _ in range(shape.sessions)]
     news = [[draw(shape.new) for _ in range(shape.sessions)] for _ in range(shape.turns)]
-    run = _Run([], [], [], 0, 0, 0, {}, {}, 0)
+    run = _Run([], [], [], 0, Counter(), {}, {}, {}, 0)
     total = (shape.turns + 1) * shape.sessions
     for turn in range(shape.turns + 1):
-        before = _hits(engine), _loads(engine)
         for i in range(shape.sessions):
             past = len(prompts[i])
             if turn:
                 prompts[i] = [*prompts[i], *news[turn - 1][i]]
             ids = prompts[i]
-            if prefetch and turn and i + 1 < shape.sessions:
-                engine.prefetch([*prompts[i + 1], *news[turn - 1][i + 1]])
+            after = i + 1 if i + 1 < shape.sessions else 0
+            later = turn if after else turn + 1
+            if prefetch and 0 < later <= shape.turns:
+                engine.prefetch([*prompts[after], *news[later - 1][after]])
+            before = _Before.of(engine, ids)
             begun = time.perf_counter()
             with engine.open(ids) as session:
                 got = answer(session, count=shape.count, started=begun)
                 reused = session.reused
+                if turn:
+                    run.found += before.found(engine)
             run.answers.append(got)
             if turn:
                 run.ttft.append(got.ttft_s)
@@ -173,12 +186,10 @@ def _run(engine: Engine, shape: Shape, prefetch: bool, progress: Callable[[int, 
                 run.recomputed += past - 1 - reused
             prompts[i] = [*ids, *got.tokens]
             progress(turn * shape.sessions + i + 1, total)
-        if turn:
-            run.needed += _hits(engine) - before[0]
-            run.loaded += _loads(engine) - before[1]
     run.used = engine.manager.stats().used
     if engine.cold is not None:
         stats = engine.cold.stats
+        run.prefetches = {"begun": stats.prefetched, "used": stats.prefetch_used}
         run.trouble = dict(stats.not_stored + stats.failed)
         if stats.late:
             run.trouble["late"] = stats.late
@@ -186,16 +197,50 @@ def _run(engine: Engine, shape: Shape, prefetch: bool, progress: Callable[[int, 
     return run
 
 
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What is known right before a prompt is opened.
+
+    Attributes:
+        hits: objects of all hits so far.
+        loads: objects loaded so far, by tier.
+        ahead: by tier, objects that a prefetch for the prompt brings, and how many of them are there.
+    """
+
+    hits: int
+    loads: Counter[str]
+    ahead: dict[str, tuple[int, int]]
+
+    @classmethod
+    def of(cls, engine: Engine, ids: list[int]) -> _Before:
+        ahead = {}
+        if engine.cold is not None:
+            ahead = engine.cold.ahead_of(np.array(ids, dtype=np.int32), b"", engine.keys())
+        return cls(_hits(engine), _loads(engine), ahead)
+
+    def found(self, engine: Engine) -> Counter[str]:
+        """Where the objects of the hit since then were, told once everything of it has arrived."""
+        needed, there = _hits(engine) - self.hits, sum(there for _, there in self.ahead.values())
+        coming = sum(brings - there for brings, there in self.ahead.values())
+        found = Counter({"prefetched": there, "arriving": coming})
+        for tier, count in _loads(engine).items():
+            found[tier] = max(0, count - self.loads[tier] - self.ahead.get(tier, (0, 0))[0])
+        found["device"] = max(0, needed - found.total())
+        return found
+
+
 def _hits(engine: Engine) -> int:
     return sum(kind.hits for kind in engine.manager.stats().kinds.values())
 
 
-def _loads(engine: Engine) -> int:
-    return 0 if engine.cold is None else sum(engine.cold.stats.objects_loaded.values())
+def _loads(engine: Engine) -> Counter[str]:
+    tiers = {} if engine.cold is None else engine.cold.stats.tiers
+    return Counter({name: sum(tier.objects_loaded.values()) for name, tier in tiers.items()})
 
 
 def _row(run: _Run, free: _Run, share: float, device: int, host: int, latency: float, *, prefetch: bool) -> Row:
-    took = statistics.median(run.latency)
+    took, total = statistics.median(run.latency), max(1, run.found.total())
+    found = {place: run.found[place] / total for place in PLACES}
     return Row(
         share,
         device,
@@ -205,7 +250,9 @@ def _row(run: _Run, free: _Run, share: float, device: int, host: int, latency: f
         took,
         took / latency,
         run.recomputed,
-        1 - run.loaded / max(1, run.needed),
+        found,
+        found["device"] + found["prefetched"],
+        run.prefetches,
         run.loaded_bytes,
         run.trouble,
         all(mine.same_as(other) for mine, other in zip(run.answers, free.answers, strict=True)),

@@ -70,9 +70,13 @@ def tables(
 
     from kvloom.bench.tables import run_all
     from kvloom.cli.bench_tables import sheets
-    from kvloom.config import parse_size
+    from kvloom.config import size_option
+    from kvloom.core.geometry import plan_geometry
+    from kvloom.spec.presets import PRESETS, load_preset
 
-    device_bytes = parse_size(device)
+    device_bytes = size_option(device, "--device")
+    for name in PRESETS:  # what cannot be measured is said before a minute of measuring
+        plan_geometry(load_preset(name), device_bytes)
     ensure_compiled()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=streams.progress(), transient=True, disable=not sys.stderr.isatty()) as progress:
@@ -122,7 +126,7 @@ def core(
     ] = False,
 ) -> int:
     """What the metadata work of a request costs: lookup, lease, allocation, commit, eviction; alone or beside peers."""
-    from kvloom.bench.core.report import report, write
+    from kvloom.bench.core.report import report, require_writable, write
     from kvloom.bench.core.run import CASES, EVICT_OBJECTS, TOKENS, Settings, run_all
     from kvloom.bench.core.scenario import CONFIGS
     from kvloom.bench.core.sides import Local, Peer, PeerName
@@ -137,6 +141,7 @@ def core(
         repeats,
     )
     peers = [PeerName.parse(text) for text in peer or []]
+    require_writable(output)
     sides: list[Side] = [Local(segment)]
     ensure_compiled()
     try:
@@ -165,7 +170,7 @@ def data(
         typer.Option(help="On the disk to measure; a folder is made there and removed (default: for temporary files)."),
     ] = None,
     size: Annotated[str, typer.Option(help="Bytes of payload per cell, a multiple of 128MiB.")] = "512MiB",
-    repeats: Annotated[int, typer.Option(help="Turns of every side.", min=5)] = 5,
+    repeats: Annotated[int, typer.Option(help="Turns of every side.", min=5)] = 9,
     peer: Annotated[
         list[str] | None,
         typer.Option(help="vllm=PYTHON: its file system tier beside the disk store; the Python of its environment."),
@@ -178,12 +183,13 @@ def data(
     """Restore and store speeds beside plain copies and plain direct I/O in the same run; checksums and cold forms."""
     import tempfile
 
-    from kvloom.bench.core.report import write
+    from kvloom.bench.core.report import require_writable, write
     from kvloom.bench.data.run import Settings, report_of
     from kvloom.cli.bench_data import codec_sheet, measure, notes, peer_names, sheets
-    from kvloom.config import parse_size
+    from kvloom.config import size_option
 
-    settings = Settings(parse_size(size), repeats)
+    settings = Settings(size_option(size, "--size"), repeats)
+    require_writable(output)
     place = Path(tempfile.gettempdir()) if directory is None else directory
     versions, rows, codecs = measure(place, settings, peer_names(peer or []))
     result = report_of(place, settings, versions, rows, codecs)
@@ -261,7 +267,7 @@ def sessions(
     tokens: Annotated[int, typer.Option(min=64, help="Prompt of every session.")] = 4096,
     turns: Annotated[int, typer.Option(min=1, help="Turns that are measured, behind the first one.")] = 2,
     share: Annotated[str, typer.Option(help="Device caps, as shares of what all sessions need.")] = "0.25,0.125",
-    host: Annotated[float, typer.Option(min=0.01, help="Cap of the host tier, as such a share.")] = 1.5,
+    host: Annotated[float, typer.Option(min=0.01, max=100, help="Cap of the host tier, as such a share.")] = 1.5,
     directory: Annotated[Path | None, typer.Option(help="Where the disk stores lie meanwhile.")] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
@@ -271,6 +277,7 @@ def sessions(
 
     Exit code: 1 when nothing was computed again and yet an answer was not that of the run without a cap, else 0.
     """
+    import shutil
     import tempfile
 
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -280,20 +287,21 @@ def sessions(
     from kvloom.errors import InputError
 
     if family not in SHAPES:
-        raise InputError(f"family {family!r} is not measured here; use one of: {', '.join(SHAPES)}")
+        raise InputError(f"--family {family!r} is not measured here; use one of: {', '.join(SHAPES)}")
     try:
         shares = tuple(float(part) for part in share.split(","))
     except ValueError:
         shares = ()
     if not shares or not all(0 < part < 1 for part in shares):
-        raise InputError(f"share {share!r} is no list of shares; write numbers between 0 and 1, such as 0.25,0.125")
+        raise InputError(f"--share {share!r} is no list of shares; write numbers between 0 and 1, such as 0.25,0.125")
     if directory is not None and not directory.is_dir():
         raise InputError(f"--directory {directory} is no folder; name one that exists")
     ensure_compiled()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    place = tempfile.mkdtemp(dir=directory, prefix="kvloom-bench-")
     with (
+        cleaning(lambda: shutil.rmtree(place, ignore_errors=True)),
         Progress(*columns, console=streams.progress(), transient=True, disable=not sys.stderr.isatty()) as progress,
-        tempfile.TemporaryDirectory(dir=directory, prefix="kvloom-bench-") as place,
     ):
         task = progress.add_task("warming up")
         shape = Shape(family, count, tokens, turns)
@@ -328,7 +336,7 @@ def restore(
     only: Annotated[str, typer.Option(help="restore, decode, or all.")] = "all",
     paces: Annotated[
         str, typer.Option(help="Shares of a core that transfers beside a decode take, with commas between; 1: all.")
-    ] = "1,0.1",
+    ] = "1,0.05",
     steps: Annotated[int, typer.Option(help="Decode steps alone, and beside transfers, at least.", min=2)] = 120,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")

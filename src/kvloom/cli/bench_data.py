@@ -95,7 +95,12 @@ def codec_sheet(rows: Sequence[CodecRow]) -> Sheet:
 
 
 def notes(rows: Sequence[Row], total: int) -> Iterator[str]:
-    """What has to be known about a run beside its figures."""
+    """What is wanted of every cell and whether it is met, and what has to be known about a run beside its figures."""
+    for row in rows:
+        if row.ratio is not None and row.met is not None:
+            spread = f"{row.ratio:.2f} ({row.ratio_least:.2f} to {row.ratio_most:.2f})"
+            met = "met" if row.met else "not met"
+            yield f"{row.object_bytes >> 10} KiB, {row.what}: {spread} of {row.beside}, at least {row.wanted}: {met}"
     read = [int(row.facts["device_bytes"]) for row in rows if row.what == "restore, verified"]
     if read and min(read) < total:
         yield "the kernel says that less was read from a device than restored: name a --directory on a disk"

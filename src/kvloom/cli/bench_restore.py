@@ -51,7 +51,7 @@ def paces_of(text: str) -> tuple[float, ...]:
     try:
         found = tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
-        raise ConfigError(f"--paces {text!r} is no list of shares of a core, such as 1,0.1") from None
+        raise ConfigError(f"--paces {text!r} is no list of shares of a core, such as 1,0.05") from None
     if not found or not all(0 < each <= 1 for each in found):
         raise ConfigError(f"--paces {text!r}: name at least one share above 0 and up to 1 (1: transfers do not rest)")
     return found

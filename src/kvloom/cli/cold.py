@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvloom.cli.streams import say
-from kvloom.config import CacheConfig, format_size, parse_size
+from kvloom.config import CacheConfig, exact_size, format_size, size_option
 from kvloom.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -17,16 +17,21 @@ if TYPE_CHECKING:
     from kvloom.transfer.options import TransferOptions
 
 
+_FORMS = {"raw": "as they are"}
+
+
 def store_size(store: Path | None, text: str | None) -> int | None:
     """The cap that ``--store-size`` names, in bytes; None when it was not given.  Raises ConfigError, InputError."""
     if text is None:
         return None
     if store is None:
         raise InputError("--store-size is the cap of --store DIR, which is not given; leave it out, or name one")
-    try:
-        return parse_size(text)
-    except ConfigError as error:
-        raise ConfigError(f"option store_size: {error}") from None
+    from kvloom.tiers.disk.space import MINIMUM
+
+    size = size_option(text, "--store-size")
+    if size < MINIMUM:
+        raise ConfigError(f"--store-size {text!r}: too small for a store; use at least {exact_size(MINIMUM)}")
+    return size
 
 
 @contextlib.contextmanager
@@ -67,15 +72,26 @@ def forms_report(tiers: Hierarchy) -> list[dict[str, Any]]:
     return [choice.to_json() for choice in (*choices, *(c for cooling in tiers.cooling for c in cooling.forms.table()))]
 
 
-def tier_lines(report: dict[str, Any]) -> list[str]:
-    """What the tiers did, and how requests got to their state, in words."""
+def heads(host: int | None, directory: Path | None, store: DiskStore | None) -> dict[str, str]:
+    """What the tiers of a run are called, by name: with their caps, the store by its directory as it was named."""
+    named = {} if host is None else {"host": f"host memory, cap {format_size(host)}"}
+    if store is not None:
+        named[store.name] = f"store {directory}, cap {format_size(store.capacity)}"
+    return named
+
+
+def tier_lines(report: dict[str, Any], heads: Mapping[str, str], *, explain: bool = False) -> list[str]:
+    """What the tiers did, and how requests got to their state, in words.
+
+    ``report``: of ``kvloom run``; ``explain``: why objects have their forms, too.
+    """
     lines = []
     for name, tier in report["tiers"]["tiers"].items():
-        loaded, stored = (sum(tier[f"bytes_{what}"].values()) for what in ("loaded", "stored"))
-        lines.append(f"tier {name}: loaded {format_size(loaded)}, stored {format_size(stored)}")
-    lines += [
-        f"form of {form['group']} in {form['tier']}: {form['form']}, {form['reason']}" for form in report["forms"]
-    ]
+        moved = (f"  {what} {_by_kind(tier[f'bytes_{what}'])}" for what in ("loaded", "stored"))
+        lines += [f"{heads[name]}:", *moved, *_trouble(tier)]
+    if report["store"] is not None and report["store"]["problem"]:
+        lines.append(f"  the disk said: {report['store']['problem']}")
+    lines += _form_lines(report["forms"], explain=explain)
     if report["recovery"] is not None:
         ways = ", ".join(f"{way.replace('_', ' ')} {count}" for way, count in report["recovery"]["chosen"].items())
         lines.append(f"ways to the state of a prompt: {ways}")
@@ -99,17 +115,31 @@ def store_report(cold: Hierarchy, store: DiskStore, kinds: Iterable[str]) -> dic
     }
 
 
-def store_lines(report: dict[str, Any]) -> list[str]:
-    """The same in words."""
-    lines = [f"store {report['directory']}, cap {format_size(report['capacity_bytes'])}:"]
-    for what in ("loaded", "stored"):
-        parts = {kind: counts[f"bytes_{what}"] for kind, counts in report["kinds"].items()}
-        each = ", ".join(f"{kind} {format_size(size)}" for kind, size in parts.items() if size)
-        lines.append(f"  {what} {format_size(sum(parts.values()))}{f' ({each})' if each else ''}")
+def _by_kind(sizes: dict[str, int]) -> str:
+    each = ", ".join(f"{kind} {format_size(size)}" for kind, size in sorted(sizes.items()) if size)
+    return f"{format_size(sum(sizes.values()))}{f' ({each})' if each else ''}"
+
+
+def _trouble(tier: dict[str, Any]) -> list[str]:
+    lines = []
     for name, what in (("failed", "objects did not arrive"), ("not_stored", "ends were not stored")):
-        if report[name]:
-            counts = ", ".join(f"{reason} {count:,}" for reason, count in report[name].items())
-            lines.append(f"  {what}: {counts}")
-    if report["problem"]:
-        lines.append(f"  the disk said: {report['problem']}")
+        if tier[name]:
+            lines.append(f"  {what}: {', '.join(f'{reason} {count:,}' for reason, count in tier[name].items())}")
+    return lines
+
+
+def _form_lines(forms: list[dict[str, Any]], *, explain: bool) -> list[str]:
+    """One line for all groups and tiers; to ``explain`` one more for each, with the reason."""
+    if not forms:
+        return []
+    found: dict[tuple[str, str], list[str]] = {}
+    for each in forms:
+        found.setdefault((each["tier"], _FORMS.get(each["form"], each["form"])), []).append(each["group"])
+    parts = [f"{tier} {form} ({', '.join(groups)})" for (tier, form), groups in found.items()]
+    lines = [f"forms of cold objects: {'; '.join(parts)}"]
+    if explain:
+        lines += [
+            f"  {each['group']} in {each['tier']}: {_FORMS.get(each['form'], each['form'])}, {each['reason']}"
+            for each in forms
+        ]
     return lines

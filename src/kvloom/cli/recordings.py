@@ -124,7 +124,8 @@ def _print(reports: list[Rerun], html: Path | None) -> None:
 
 
 def _rates(reports: list[Rerun]) -> Sheet:
-    sheet = Sheet("Hit rates", ("device", "policy"), ("bytes", "tokens", "saved tokens", "saved time", "run"))
+    head = ("device size", "tokens hit", "tokens saved", "prefill time saved", "time of the run")
+    sheet = Sheet("Hit rates", ("device", "policy"), head)
     for report in reports:
         sheet.add(
             report.device,
@@ -139,8 +140,8 @@ def _rates(reports: list[Rerun]) -> Sheet:
 
 
 def _kinds(reports: list[Rerun]) -> Sheet:
-    columns = ("hits", "misses", "evictions", "not kept", "kept")
-    sheet = Sheet("Cache objects by kind", ("device", "policy", "kind"), columns)
+    columns = ("hits", "misses", "evictions", "not kept for lack of room", "kept on the device")
+    sheet = Sheet("Cache objects on the device, by kind", ("device", "policy", "kind"), columns)
     for report in reports:
         for kind, s in sorted(report.stats.kinds.items()):
             counts = [f"{n:,}" for n in (s.hits, s.misses, s.evictions, s.unkept)]

@@ -98,7 +98,7 @@ def replay(
     from kvloom.spec.presets import PRESETS
 
     if prefill_speed is not None and not 0 < prefill_speed < float("inf"):
-        raise InputError(f"prefill speed {prefill_speed} is not above 0; write tokens per second, such as 8000")
+        raise InputError(f"--prefill-speed {prefill_speed:g} is not above 0; write tokens per second, such as 8000")
     devices = sizes_of(device, "device")
     colder = colder_of(sizes_of(host, "host"), sizes_of(disk, "disk"), host_speed, disk_speed, admission)
     policies = choose_policies(policy or ())
@@ -145,7 +145,7 @@ def write_html(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise InputError(f"html {path}: {error.strerror or error}; name a file that can be written") from None
+        raise InputError(f"--html {path}: {error.strerror or error}; name a file that can be written") from None
 
 
 def to_json(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _check_html(path: Path) -> None:
     require_plotly()
     folder = path.parent
     if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-        raise InputError(f"html {path}: cannot write there; name a file in a folder that exists and is writable")
+        raise InputError(f"--html {path}: cannot write there; name a file in a folder that exists and is writable")
 
 
 def progress_bar() -> Progress:
@@ -245,14 +245,25 @@ def _print(reports: list[RunReport], html: Path | None) -> None:
         console.print(f"Report: {html}", markup=False)
 
 
+def _tiers_head(reports: list[RunReport]) -> str:
+    return "tiers" if any(report.tiered for report in reports) else "device"
+
+
 def _rates(reports: list[RunReport]) -> Sheet:
     from kvloom.cli.tables import Sheet
     from kvloom.config import format_size
     from kvloom.replay.runs import duration
 
-    sheet = Sheet(
-        "Hit rates", ("device", "policy"), ("bytes", "blocks", "tokens", "optimum", "saved tokens", "saved time", "run")
+    head = (
+        "device size",
+        "blocks hit",
+        "tokens hit",
+        "optimum, blocks",
+        "tokens saved",
+        "prefill time saved",
+        "time of the run",
     )
+    sheet = Sheet("Hit rates", (_tiers_head(reports), "policy"), head)
     for report in reports:
         sheet.add(
             report.short_label,
@@ -272,7 +283,8 @@ def _kinds(reports: list[RunReport]) -> Sheet:
     from kvloom.cli.tables import Sheet
     from kvloom.config import format_size
 
-    sheet = Sheet("Cache objects by kind", ("device", "policy", "kind"), ("hits", "misses", "evictions", "kept"))
+    head = ("hits", "misses", "evictions", "kept on the device")
+    sheet = Sheet("Cache objects on the device, by kind", (_tiers_head(reports), "policy", "kind"), head)
     for report in reports:
         for kind, s in sorted(report.outcome.stats.kinds.items()):
             counts = [f"{n:,}" for n in (s.hits, s.misses, s.evictions)]

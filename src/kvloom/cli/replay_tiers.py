@@ -36,7 +36,7 @@ def _times(reports: Sequence[RunReport]) -> Sheet:
     sheet = Sheet(
         "Time to first token, beside the device alone",
         ("tiers", "policy"),
-        ("median", "alone", "P99", "alone", "all", "alone"),
+        ("median", "median, alone", "P99", "P99, alone", "all requests", "all, alone"),
     )
     for report in reports:
         if report.tiered is not None:
@@ -47,8 +47,17 @@ def _times(reports: Sequence[RunReport]) -> Sheet:
 
 
 def _tiers(reports: Sequence[RunReport]) -> Sheet:
-    head = ("reused", "of prompts", "requests", "read", "written", "amplified", "evicted", "used once, never there")
-    sheet = Sheet("Where tokens came from", ("tiers", "policy", "from"), head)
+    head = (
+        "tokens reused",
+        "of all prompts",
+        "requests",
+        "bytes read",
+        "bytes written",
+        "written per byte stored",
+        "units evicted",
+        "used once, never there",
+    )
+    sheet = Sheet("Where prompt tokens came from", ("tiers", "policy", "from"), head)
     for report in reports:
         if report.tiered is None:
             continue
@@ -67,19 +76,24 @@ def _tiers(reports: Sequence[RunReport]) -> Sheet:
                     f"{tier.units_evicted:,}",
                     f"{never / single:.1%}" if single else "–",
                 ]
-            sheet.add(report.short_label, report.policy, name, *cells, *["–"] * (len(head) - len(cells)))
+            sheet.add(report.short_label, report.policy, _words(name), *cells, *["–"] * (len(head) - len(cells)))
     return sheet
 
 
 def _ways(reports: Sequence[RunReport]) -> Sheet:
     from kvloom.manager.ways import Way
 
-    sheet = Sheet("What the planner chose", ("tiers", "policy"), tuple(way.value.replace("_", " ") for way in Way))
+    sheet = Sheet("What the planner chose, requests", ("tiers", "policy"), [_words(way.value) for way in Way])
     for report in reports:
         if report.tiered is not None:
             chosen = report.tiered.behind.recovery.stats.chosen
             sheet.add(report.short_label, report.policy, *(f"{chosen[way.value]:,}" for way in Way))
     return sheet
+
+
+def _words(name: str) -> str:
+    """A way or a source for people, everywhere spelt alike."""
+    return name.replace("_", " ")
 
 
 def _time(seconds: float) -> str:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from kvloom.cli import cold, streams
 from kvloom.cli.run_report import explanation_json, print_answer, print_head, ranges_json
 from kvloom.cli.warmup import ensure_compiled
-from kvloom.config import CacheConfig, format_size
+from kvloom.config import CacheConfig, exact_size, format_size
 from kvloom.demo.result import grade_name, kind_rows
 from kvloom.engine.memory import require_tier
 from kvloom.engine.prompts import DocumentPrompts, read_document
@@ -103,7 +103,7 @@ def _run(options: RunOptions, text: str, store: DiskStore | None) -> dict[str, A
     ):
         _check_written(recorder)
         _check_fit(engine, max(len(ids) for _, ids in asked), options.max_new_tokens)
-        read = read_into_cache(engine, prompts.document_ids, settings.default_floor, status)
+        read = read_into_cache(engine, prompts.document_ids, settings.default_floor, status, explain=options.explain)
         _check_written(recorder)
         report: dict[str, Any] = {
             "model": options.model,
@@ -140,10 +140,9 @@ def _run(options: RunOptions, text: str, store: DiskStore | None) -> dict[str, A
         report["store"] = None
         if tiers is not None and store is not None:
             report["store"] = cold.store_report(tiers, store, kind_rows(stats))
-            if not options.as_json:
-                console.print(escape("\n".join(cold.store_lines(report["store"]))))
         if tiers is not None and not options.as_json:
-            console.print(escape("\n".join(cold.tier_lines(report))))
+            names = cold.heads(settings.host, options.store, store)
+            console.print(escape("\n".join(cold.tier_lines(report, names, explain=options.explain))))
     return report
 
 
@@ -177,15 +176,15 @@ def load(name: str, dtype: str | None, on: str | None) -> tuple[PreTrainedModel,
         from kvloom.demo import smollm2
 
         if dtype not in (None, "float32"):
-            raise InputError(f"dtype {dtype!r}: smollm2 runs in float32; leave --dtype out")
-        require_device(device)
+            raise InputError(f"--dtype {dtype!r}: smollm2 runs in float32; leave --dtype out")
+        require_device(device, "--on")
         return smollm2.load_model().to(device), weights.tokenizer()
 
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # stderr belongs to our own progress
-    model = load_model(name, dtype=dtype, device=device)
+    model = load_model(name, dtype=dtype, device=device, option="--on")
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -194,11 +193,13 @@ def load(name: str, dtype: str | None, on: str | None) -> tuple[PreTrainedModel,
     return model, tokenizer
 
 
-def read_into_cache(engine: Engine, ids: tuple[int, ...], floor: Grade, status: Console) -> dict[str, Any]:
+def read_into_cache(
+    engine: Engine, ids: tuple[int, ...], floor: Grade, status: Console, *, explain: bool = False
+) -> dict[str, Any]:
     """Compute the document's state in canonical chunks and commit it.
 
-    Returns the ``seconds`` it took, the ``reused_tokens``, and the ``restored_bytes`` that came from a store.  A floor
-    below canonical also keeps the exact end of the document resumable.
+    Returns the ``seconds`` it took, the ``reused_tokens``, and the ``restored_bytes`` that came from colder tiers; to
+    ``explain`` also what the lookup found.  A floor below canonical also keeps the exact end of the document resumable.
     """
     from kvloom.types import Grade
 
@@ -212,12 +213,12 @@ def read_into_cache(engine: Engine, ids: tuple[int, ...], floor: Grade, status: 
         ) as progress,
         engine.open(ids, floor=floor) as session,
     ):
-        reused, restored = session.reused, cold.loaded(engine.cold)
-        task = progress.add_task("reading the document", total=max(end, 1), completed=session.length)
-        while session.length < end:
-            session.step(end)
-            progress.update(task, completed=session.length)
-    return {"seconds": perf_counter() - started, "reused_tokens": reused, "restored_bytes": restored}
+        task = progress.add_task("reading the document", total=max(end, 1))
+        session.advance(end, lambda length: progress.update(task, completed=length))
+        read: dict[str, Any] = {"reused_tokens": session.reused, "restored_bytes": cold.loaded(engine.cold)}
+        if explain:
+            read["explanation"] = explanation_json(session.explanation)
+    return {"seconds": perf_counter() - started, **read}
 
 
 def _check_fit(engine: Engine, prompt: int, new: int) -> None:
@@ -230,8 +231,8 @@ def _check_fit(engine: Engine, prompt: int, new: int) -> None:
     needed, cap = engine.manager.tier_needed(prompt + new), engine.manager.cap
     if needed > cap:
         raise CapacityError(
-            f"a prompt of {prompt} tokens with an answer of up to {new} needs a device tier of {needed} bytes "
-            f"({format_size(needed)}), and the cap is {cap} bytes; use --device {needed} or more",
+            f"--device {exact_size(cap)}: a prompt of {prompt} tokens with an answer of up to {new} needs "
+            f"{format_size(needed)}; use --device {exact_size(-(-needed // 1024) * 1024)} or more",
             needed=needed,
             cap=cap,
             in_use=engine.manager.in_use(),

@@ -60,12 +60,15 @@ def ranges_json(pieces: Sequence[TokenRange]) -> list[dict[str, Any]]:
 def print_head(console: Console, report: dict[str, Any]) -> None:
     """What was read, before the answers."""
     document = report["document"]
-    reused = f", {document['reused_tokens']:,} of them from disk" if document["restored_bytes"] else ""
+    size = format_size(document["restored_bytes"])
+    reused = f", {document['reused_tokens']:,} of them restored ({size})" if document["restored_bytes"] else ""
     console.print(
         f"[bold]{escape(report['model'])}[/]: {document['tokens']:,} tokens of {escape(document['path'])} "
         f"read in {document['seconds']:.1f} s{reused}; device cap {format_size(report['device_cap_bytes'])}, "
-        f"floor {report['floor']}\n"
+        f"floor {report['floor']}"
     )
+    _print_limits(console, document)
+    console.print()
 
 
 def print_answer(console: Console, answer: dict[str, Any]) -> None:
@@ -73,19 +76,23 @@ def print_answer(console: Console, answer: dict[str, Any]) -> None:
     console.print(f"[bold cyan]{escape(answer['question'])}[/]")
     console.print(escape(answer["answer"]))
     hit = f"{answer['grade']} hit" if answer["grade"] else "miss"
-    restored = f" ({format_size(answer['restored_bytes'])} from disk)" if answer["restored_bytes"] else ""
+    restored = f" ({format_size(answer['restored_bytes'])} restored)" if answer["restored_bytes"] else ""
     console.print(
         f"[dim]{hit}: {answer['reused_tokens']:,} of {answer['prompt_tokens']:,} tokens reused{restored}, "
         f"first token after {answer['ttft_s']:.2f} s[/]"
     )
-    if "explanation" in answer:
-        for limit in answer["explanation"]["limits"]:
-            console.print(f"[dim]  {escape(sentence(limit))}[/]")
-        for piece in answer["ranges"]:
-            grade = f", {piece['grade']}" if piece["grade"] else ""
-            where = f"{piece['kind']} ({piece['group']}), tokens {piece['begin']:,} to {piece['end']:,}"
-            console.print(f"[dim]  {escape(where)}: {piece['form']}{grade}[/]")
+    _print_limits(console, answer)
+    for piece in answer.get("ranges", ()):
+        grade = f", {piece['grade']}" if piece["grade"] else ""
+        where = f"{piece['kind']} ({piece['group']}), tokens {piece['begin']:,} to {piece['end']:,}"
+        console.print(f"[dim]  {escape(where)}: {piece['form']}{grade}[/]")
     console.print()
+
+
+def _print_limits(console: Console, what: dict[str, Any]) -> None:
+    """What stopped the lookup of a document or an answer, where that was asked for."""
+    for limit in what.get("explanation", {}).get("limits", ()):
+        console.print(f"[dim]  {escape(sentence(limit))}[/]")
 
 
 def sentence(limit: dict[str, Any]) -> str:

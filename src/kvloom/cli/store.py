@@ -238,9 +238,12 @@ def import_archive(
     as_json: AsJson = False,
 ) -> int:
     """Take in the units of an archive, from somebody you trust: nobody can tell whether state is right."""
-    from kvloom.config import parse_size
+    from kvloom.config import exact_size, size_option
+    from kvloom.tiers.disk.space import MINIMUM
 
-    cap = None if capacity is None else parse_size(capacity)
+    cap = None if capacity is None else size_option(capacity, "--capacity")
+    if cap is not None and cap < MINIMUM:
+        raise InputError(f"--capacity {capacity!r}: too small for a store; use at least {exact_size(MINIMUM)}")
     if cap is None and not directory.exists():
         raise InputError(f"{directory} is no store yet, and a new one needs a cap; add --capacity SIZE, such as 16GiB")
     with _opened(directory, cap, create=True) as opened, streams.progress().status("importing"):

@@ -25,12 +25,13 @@ def warmup(
     from kvloom.core import compiled
     from kvloom.kernels import warmup as forms
     from kvloom.manager.warmup import warm_up
+    from kvloom.tiers.hashing import many
     from kvloom.tiers.host import warmup as host
 
     started = perf_counter()
     folder = compiled.cache_folder()
     with progress().status("compiling the core"):
-        count = warm_up() + forms.warm_up() + host.warm_up()
+        count = warm_up() + forms.warm_up() + host.warm_up() + many.warm_up()
     seconds = perf_counter() - started
     if folder is None:
         say(f"kvloom: note: {_NO_CACHE}")
@@ -52,6 +53,6 @@ def ensure_compiled() -> None:
     elif not compiled.complete():
         from kvloom.manager.warmup import warm_up
 
-        say("kvloom: note: compiling the core, once per installation: about a minute (or run kvloom warmup before)")
+        say("kvloom: note: compiling the core, once per installation: two to three minutes (kvloom warmup does it too)")
         with progress().status("compiling the core"):
             warm_up()

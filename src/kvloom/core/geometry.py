@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvloom.config import exact_size
 from kvloom.errors import CapacityError
 from kvloom.plan import ArenaGeometry
 from kvloom.spec.footprint import peak_bytes, peak_slots
@@ -41,8 +42,8 @@ def split_statically(spec: ModelSpec, arena_bytes: int) -> ArenaGeometry:
     needed = peak_bytes(spec, SMALLEST_REQUEST, 1)
     if needed > arena_bytes:
         raise CapacityError(
-            f"a device tier of {arena_bytes} bytes cannot hold the smallest request of {spec.name}, "
-            f"{needed} bytes; give it at least {needed} bytes",
+            f"device: a tier of {exact_size(arena_bytes)} cannot hold the smallest request of {spec.name}; "
+            f"give it at least {exact_size(needed)}",
             needed=needed,
             cap=arena_bytes,
             in_use=0,

@@ -99,9 +99,7 @@ def _keep(model: PreTrainedModel, device: int, prompt: Prompt, steps: Steps, sto
         segment = engine.spec.segment_tokens
         end = len(ids) // segment * segment
         with engine.open(ids, floor=Grade.CANONICAL) as session:
-            while session.length < end:
-                session.step(end)
-                steps.within(session.length / end)
+            session.advance(end, lambda length: steps.within(length / end))
         assert engine.cold is not None
         stats = engine.cold.stats
     if stats.not_stored:  # closing the engine waited for what was being stored

@@ -148,9 +148,7 @@ def _read(engine: Engine, prompts: DocumentPrompts, steps: Steps, what: str) -> 
     segment = engine.spec.segment_tokens
     end = len(prompts.document_ids) // segment * segment
     with engine.open(prompts.document_ids, floor=Grade.CANONICAL) as session:
-        while session.length < end:
-            session.step(end)
-            steps.within(session.length / end)
+        session.advance(end, lambda length: steps.within(length / end))
     return perf_counter() - started
 
 

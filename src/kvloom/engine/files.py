@@ -27,7 +27,7 @@ def read_text(path: Path, what: str, *, error: type[InputError] = InputError) ->
             os.set_blocking(file.fileno(), True)
             raw = file.read(MOST_BYTES + 1)
     except OSError as reason:
-        raise error(f"{what} {path}: {reason.strerror or reason}") from None
+        raise error(f"{what} {path}: {reason.strerror or reason}; name a text file that can be read") from None
     if len(raw) > MOST_BYTES:
         raise error(f"{what} {path}: more than {MOST_BYTES} bytes; use a smaller file")
     try:

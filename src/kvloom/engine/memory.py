@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from kvloom.config import format_size
+from kvloom.config import exact_size, format_size
 from kvloom.core.geometry import plan_geometry
 from kvloom.errors import ConfigError, InputError
 
@@ -31,8 +31,8 @@ def require_tier(size: int, device: TorchDevice) -> None:
     there = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else physical_memory()
     if size > there:
         raise ConfigError(
-            f"device: a tier of {size} bytes ({format_size(size)}) is more than the {format_size(there)} that "
-            f"{device} has in all; use a smaller --device"
+            f"device: a tier of {exact_size(size)} is more than the {format_size(there)} that {device} has in all; "
+            "use a smaller --device"
         )
 
 
@@ -60,6 +60,6 @@ def require_books(spec: ModelSpec, size: int, asked: str) -> None:
     needed = slots * _BOOKS_PER_SLOT + size // max(segment, 1) * _BOOKS_PER_SEGMENT
     if needed > physical_memory() // 2:
         raise ConfigError(
-            f"device {asked!r}: the books of {slots} slots take about {format_size(needed)}, and this machine has "
+            f"--device {asked!r}: the books of {slots} slots take about {format_size(needed)}, and this machine has "
             f"{format_size(physical_memory())} of memory; use a smaller --device"
         )

@@ -109,9 +109,10 @@ class Books(Single):
 
     def start(self, make: Callable[[int], S]) -> S:
         """Note the sequence that ``make`` makes of a free row of the block tables; CapacityError when all are taken."""
-        if not self.roster.has_room():
+        sequence = self.roster.start(make)
+        if sequence is None:
             raise self.capacity.no_row()
-        return self.roster.start(make)
+        return sequence
 
     def release_slots(self, held: Sequence[tuple[int, int]]) -> None:
         """Release (group, global slot) pairs."""

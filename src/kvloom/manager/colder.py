@@ -221,14 +221,8 @@ class ColderTiers:
         their chain.  Returns None when it lacks nothing, or nothing is cached.  The slots are held until
         ``finish_store``.  Raises InputError like ``Manager.open``, and for objects that the model does not have.
         """
-        ids, floor = self._asked(tokens, floor)
-        self._books.tick()
-        namespace = self._books.namespaces.find(salt, extra_keys)
-        cold = self._cold(ids, stored)
-        if namespace is None:
-            return None
-        prompt, _ = self._matched(namespace.root, ids, floor)
-        return self._books.transfers.store(prompt, cold, floor.value)
+        offered = self._offered(tokens, stored, salt, extra_keys, floor)
+        return None if offered is None else self._books.transfers.store(*offered, grade_of(floor).value)
 
     def plan_units(
         self,
@@ -243,14 +237,8 @@ class ColderTiers:
         One for the last canonical boundary, one for the exact end, as far as the tier lacks something of them.  All of
         them are to be ended by ``finish_store``.
         """
-        ids, floor = self._asked(tokens, Grade.APPROXIMATE)
-        self._books.tick()
-        namespace = self._books.namespaces.find(salt, extra_keys)
-        cold = self._cold(ids, stored)
-        if namespace is None:
-            return ()
-        prompt, _ = self._matched(namespace.root, ids, floor)
-        return self._books.transfers.units(prompt, cold)
+        offered = self._offered(tokens, stored, salt, extra_keys, Grade.APPROXIMATE)
+        return () if offered is None else self._books.transfers.units(*offered)
 
     def finish_store(self, plan: TransferPlan) -> None:
         """The store ended, well or not; like ``finish_load``."""
@@ -267,6 +255,16 @@ class ColderTiers:
 
     def _cold(self, ids: Int32Array, stored: StoredObjects) -> AnyArray:
         return self._books.transfers.cold(-(-len(ids) // self._books.spec.segment_tokens), stored)
+
+    def _offered(
+        self, tokens: AnyArray, stored: StoredObjects, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade
+    ) -> tuple[Prompt, AnyArray] | None:
+        """What the device has of tokens, and a tier; None for a namespace that the device does not know."""
+        ids, floor = self._asked(tokens, floor)
+        self._books.tick()
+        namespace = self._books.namespaces.find(salt, extra_keys)
+        cold = self._cold(ids, stored)
+        return None if namespace is None else (self._matched(namespace.root, ids, floor)[0], cold)
 
     def _planned(
         self, ids: Int32Array, cold: AnyArray, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade

@@ -24,6 +24,7 @@ from kvloom.manager.colder import ColderTiers
 from kvloom.manager.decoding import Batch
 from kvloom.manager.explain import explain
 from kvloom.manager.inputs import checked_plan, grade_of, whole_number
+from kvloom.manager.leasing import take_hit
 from kvloom.manager.sequence import CachedSequence
 from kvloom.manager.stats import Stats, collect_stats
 from kvloom.plan import CopyPlan
@@ -129,7 +130,12 @@ class Manager(Books):
             raise self.ids.outside(prompt, wrong)
         hit = verify(self, self.path, (at, checkpoint, position), floor, namespace.layout)
         found = explain(self, self.path, depth, prompt, position, floor)
-        sequence = self.start(lambda row: self.sequence_type.lease(self, row, hit, prompt, floor, found, priority))
+
+        def lease(row: int) -> CachedSequence:
+            explanation, restore = take_hit(self, row, hit, prompt, found, priority)
+            return self.sequence_type(self, row, floor, explanation, hit.position, restore)
+
+        sequence = self.start(lease)
         calls.note_misses(self.handle, len(prompt) - 1, position)
         return sequence
 

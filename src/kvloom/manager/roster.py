@@ -51,14 +51,12 @@ class Roster:
     def __iter__(self) -> Iterator[Runs]:
         return iter(self._running.values())
 
-    def has_room(self) -> bool:
-        """Whether one more may run."""
+    def start(self, make: Callable[[int], S]) -> S | None:
+        """Run ``make`` with a free row and note the sequence that it returns; None when every row is taken."""
         if not self._free:  # an interrupt may have lost one
             self._free = [row for row in range(len(self._rows.state)) if row not in self._running]
-        return bool(self._free)
-
-    def start(self, make: Callable[[int], S]) -> S:
-        """Run ``make`` with a free row and note the sequence that it returns; only while there is room."""
+            if not self._free:
+                return None
         row = self._free.pop()
         try:
             sequence = make(row)
@@ -72,11 +70,12 @@ class Roster:
         """The sequence of ``row`` was closed."""
         if self._running.pop(row, None) is not None:
             self._free.append(row)
-        self.changed()
-        self._reap()
+        self.changes += 1
+        if self._arrays.scalars[GRAVE_HEAD] >= 0:
+            self._reap()
 
     def changed(self) -> None:
-        """A sequence ended or broke."""
+        """A sequence broke."""
         self.changes += 1
 
     def nodes(self) -> dict[int, int]:
@@ -94,11 +93,8 @@ class Roster:
 
     def _reap(self) -> None:
         """Give back what the index gave up while sequences that have ended since could still read it."""
-        a = self._arrays
-        if a.scalars[GRAVE_HEAD] < 0:
-            return
-        latest = int(a.scalars[CLOCK]) + 1
-        reap(a, min((int(self._rows.state[row, EPOCH]) for row in self._running), default=latest))
+        latest = int(self._arrays.scalars[CLOCK]) + 1
+        reap(self._arrays, min((int(self._rows.state[row, EPOCH]) for row in self._running), default=latest))
 
     def collect(self) -> bool:
         """Like ``_reap``, by looking at every block table: slow and exact, for when there is no room.

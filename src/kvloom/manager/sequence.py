@@ -30,16 +30,14 @@ from kvloom.core.progress import publish
 from kvloom.core.rules import blocks_at
 from kvloom.errors import InputError, SequenceError, StaleLeaseError
 from kvloom.manager.books import Books
-from kvloom.manager.explain import Findings
 from kvloom.manager.inputs import grade_of
 from kvloom.manager.keeping import keep_end, keep_snapshots
-from kvloom.manager.leasing import take_fork, take_hit
+from kvloom.manager.leasing import take_fork
 from kvloom.manager.ranges import TokenRange, token_ranges
 from kvloom.manager.single import Single
 from kvloom.manager.tickets import NOTHING
 from kvloom.plan import CopyPlan, Explanation
 from kvloom.types import AnyArray, Grade, Int32Array
-from kvloom.verify.hit import VerifiedHit
 
 _NO_IDS: Int32Array = np.empty(0, dtype=np.int32)
 
@@ -61,7 +59,7 @@ class CachedSequence(Single):
     def __init__(
         self, books: Books, row: int, floor: Grade, explanation: Explanation, reused: int, restore: CopyPlan
     ) -> None:
-        """``row`` holds what the sequence has already; see ``lease`` and ``fork``."""
+        """``row`` holds what the sequence has already; see ``leasing``."""
         self._books = books
         self._ids: Int32Array = _NO_IDS
         self._broken = False
@@ -73,21 +71,6 @@ class CachedSequence(Single):
         self.floor = floor
         self.restore = restore
         self.explanation = explanation
-
-    @classmethod
-    def lease(
-        cls,
-        books: Books,
-        row: int,
-        hit: VerifiedHit,
-        prompt: Int32Array,
-        floor: Grade,
-        found: Findings,
-        priority: int,
-    ) -> CachedSequence:
-        """A sequence in ``row`` that goes on from ``hit``; CapacityError leaves everything as it was."""
-        explanation, restore = take_hit(books, row, hit, prompt, found, priority)
-        return cls(books, row, floor, explanation, hit.position, restore)
 
     # ---------------------------------------------------------------- growing
 

@@ -180,7 +180,17 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], text_c
 
 
 def _runs_table(reports: list[RunReport]) -> str:
-    head = ("device", "policy", "bytes", "block hits", "token hits", "optimum", "no limit", "passed through", "run")
+    head = (
+        "tiers",
+        "policy",
+        "device size",
+        "block hits",
+        "token hits",
+        "optimum",
+        "no limit",
+        "passed through",
+        "run",
+    )
     rows = [
         (
             r.short_label,

@@ -30,16 +30,16 @@ def require_target(path: Path, *, force: bool) -> None:
         there = path.stat()
     except FileNotFoundError:
         if not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
-            raise InputError(f"record {path}: cannot write there; name a file in a folder that is writable") from None
+            raise InputError(f"--record {path}: cannot write there; name a file in a folder that is writable") from None
         return
     except (OSError, ValueError) as error:
-        raise InputError(f"record {path}: {_reason(error)}; name another file") from None
+        raise InputError(f"--record {path}: {_reason(error)}; name another file") from None
     if stat.S_ISDIR(there.st_mode):
-        raise InputError(f"record {path}: a directory; name a file")
+        raise InputError(f"--record {path}: a directory; name a file")
     if stat.S_ISREG(there.st_mode) and not force:
-        raise InputError(f"record {path}: the file exists; name another one, or replace it with --force")
+        raise InputError(f"--record {path}: the file exists; name another one, or replace it with --force")
     if not os.access(path, os.W_OK):
-        raise InputError(f"record {path}: not writable; name another file")
+        raise InputError(f"--record {path}: not writable; name another file")
 
 
 class Recorder:
@@ -66,7 +66,7 @@ class Recorder:
             self._regular = stat.S_ISREG(os.fstat(self._file).st_mode)
             os.set_blocking(self._file, True)
         except (OSError, ValueError) as error:
-            raise InputError(f"record {path}: {_reason(error)}; name a file that can be written") from None
+            raise InputError(f"--record {path}: {_reason(error)}; name a file that can be written") from None
         self.path = path
         self.lines = 0
         self._size = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvloom.config import parse_size
+from kvloom.config import size_option
 from kvloom.errors import ConfigError
 from kvloom.spec.model_spec import ModelSpec, round_up
 from kvloom.spec.pages import spec_page
@@ -27,13 +27,15 @@ class DeviceSize:
         """``"10%"``, or a size such as ``"40GiB"``; raises ConfigError, which names the ``tier``."""
         asked = text.strip()
         if not asked.endswith("%"):
-            return cls(asked, size=parse_size(asked))
+            return cls(asked, size=size_option(text, f"--{tier}"))
         try:
             share = float(asked[:-1])
         except ValueError:
             share = 0.0
         if not 0 < share <= 1000:
-            raise ConfigError(f"{tier} {text!r} is not a share; write a percentage above 0 such as 10%, or a size")
+            raise ConfigError(
+                f"--{tier} {text!r} is no share from above 0 to 1000%; write a percentage such as 10%, or a size"
+            )
         return cls(asked, share=share)
 
     def blocks(self, unique: int, block_bytes: int) -> int:

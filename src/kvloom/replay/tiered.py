@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvloom.config import exact_size
 from kvloom.errors import ConfigError
 from kvloom.manager.manager import Manager
 from kvloom.manager.ways import Way
@@ -83,7 +84,8 @@ class Sized:
         least = _LEAST[self.medium.name]
         if self.n_bytes < least:
             name, asked = self.medium.name, self.size.asked
-            raise ConfigError(f"--{name} {asked} is {self.n_bytes} bytes; a {name} tier needs {least} or more")
+            size = "" if self.size.share is None else f" is {self.n_bytes} bytes, which"
+            raise ConfigError(f"--{name} {asked}{size}: too small; a {name} tier needs at least {exact_size(least)}")
 
     @property
     def label(self) -> str:

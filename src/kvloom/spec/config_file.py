@@ -39,9 +39,10 @@ def _read(path: str) -> tuple[str, str]:
     try:
         return path, _text(path)
     except IsADirectoryError:
-        raise InputError(f"{path}: there is no config.json in this directory") from None
+        raise InputError(f"{path}: there is no config.json in this directory; name that of a model") from None
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file or directory") from None
+        what = path or "the name of the model is empty"
+        raise InputError(f"{what}: no such file or directory; name a model directory or a config.json") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from None
 

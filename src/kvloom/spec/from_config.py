@@ -126,7 +126,10 @@ def finish_spec(
         segment = round_up(block_size, lcm)
     _check_whole("segment", segment)
     if segment < 1 or segment % lcm:
-        raise ConfigError(f"segment: {segment} is not a positive multiple of the LCM of all blocks, {lcm} tokens")
+        raise ConfigError(
+            f"segment: {segment} is not a positive multiple of the LCM of all blocks, {lcm} tokens; "
+            f"use {lcm} or {2 * lcm}"
+        )
     if segment > MOST_SEGMENT_TOKENS:
         raise ConfigError(
             f"segment: {segment} tokens are more than the {MOST_SEGMENT_TOKENS} that a segment may have; "

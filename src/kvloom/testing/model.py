@@ -65,6 +65,7 @@ class Plain:
 
 class _Machine(RuleBasedStateMachine):
     make: ClassVar[Callable[[], Tier]]
+    again: ClassVar[Callable[[Tier], Tier]]
 
     @initialize()
     def begin(self) -> None:
@@ -94,21 +95,22 @@ class _Machine(RuleBasedStateMachine):
     @rule(**parts)
     def publish(self, **parts: int) -> None:
         unit = self.unit(**parts)
-        assert self.tier.publish(unit).outcome is self.plain.publish(unit)
+        assert self.tier.publish(unit).outcome is self.plain.publish(unit), "publish: not as in the plain model"
 
     @rule(**parts)
     def look(self, **parts: int) -> None:
         unit = self.unit(**parts)
         found = self.tier.lookup(unit.layout, unit.digests)
         names = [row.tobytes() for row in unit.digests]
-        assert found.boundary.tolist() == [(unit.layout, name) in self.plain.units for name in names]
+        ends = [(unit.layout, name) in self.plain.units for name in names]
+        assert found.boundary.tolist() == ends, "lookup: boundary is where units end"
         there = {
             (unit.layout, digest.tobytes(), int(entry["group"]), int(entry["column"])): int(entry["grade"])
             for digest, entry in zip(found.places.digests, found.places.entries, strict=True)
         }
         assert there == {
             key: grade for key, grade in self.plain.objects.items() if key[0] == unit.layout and key[1] in names
-        }
+        }, "lookup: all objects of all known nodes, at the best grade that was published"
         assert wrong_bytes(self.tier, found.places) == 0
         if found.boundary[-1]:
             assert hit(self.tier, WORLD, unit)
@@ -124,14 +126,18 @@ class _Machine(RuleBasedStateMachine):
         unit = self.unit(**parts)
         self.tier.touch(unit.layout, unit.digests[-1].tobytes())
 
+    @rule()
+    def restart(self) -> None:
+        self.tier = type(self).again(self.tier)
+
     @invariant()
     def counted(self) -> None:
         if hasattr(self, "tier"):
             usage = self.tier.usage()
-            assert (usage.units, usage.objects) == (len(self.plain.units), len(self.plain.objects))
-            assert usage.bytes <= usage.capacity
+            expected = len(self.plain.units), len(self.plain.objects)
+            assert (usage.units, usage.objects) == expected, "usage: counts units and objects"
 
 
-def machine(make: Callable[[], Tier]) -> type[RuleBasedStateMachine]:
-    """A state machine over tiers that ``make`` gives."""
-    return type("TierMachine", (_Machine,), {"make": staticmethod(make)})
+def machine(make: Callable[[], Tier], again: Callable[[Tier], Tier]) -> type[RuleBasedStateMachine]:
+    """A state machine over tiers that ``make`` gives, and ``again`` closes and opens again where that loses nothing."""
+    return type("TierMachine", (_Machine,), {"make": staticmethod(make), "again": staticmethod(again)})

@@ -123,9 +123,11 @@ def fetch(tier: Tier, places: Places) -> tuple[list[bytes | None], ReadResult]:
         if result == Result.OK:
             got.append(part.tobytes())
         else:
-            assert (part == BEFORE).all() or not part.any(), "bytes that were not verified were left behind"
+            assert (part == BEFORE).all() or not part.any(), (
+                f"read: the region of an object that is {Result(result).name} is as it was, or zero"
+            )
             got.append(None)
-    assert (into[gap] == BEFORE).all(), "bytes between the objects were written"
+    assert (into[gap] == BEFORE).all(), "read: nothing but the regions of the objects is written"
     return got, done
 
 
@@ -139,7 +141,7 @@ def hit(tier: Tier, world: World, unit: Unit) -> bool:
     """Whether the whole unit is found and read; asserts that nothing wrong was delivered."""
     found = tier.lookup(unit.layout, unit.digests)
     got, done = fetch(tier, found.places)
-    assert wrong(found.places, got, done.results) == 0
+    assert wrong(found.places, got, done.results) == 0, "read: OK means that these are the bytes that were published"
     if not found.boundary[-1] or not found.known.all():
         return False
     there = {

@@ -54,7 +54,8 @@ class Tier(Protocol):
         """Verify objects and put their payloads into ``into`` (uint8, contiguous) at ``offsets``.
 
         Where one is not ``OK`` its region is as it was, or zero.  Nothing is written after the call ended.  ``stop`` is
-        asked now and then; what was not read then is ``STOPPED``.
+        asked every few MiB by whoever does the work, without locks, since it may sleep; what was not read then is
+        ``STOPPED``.
         """
 
     def publish(self, unit: Unit) -> Published:

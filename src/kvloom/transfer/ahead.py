@@ -72,6 +72,11 @@ class Ahead:
         # More may have come to the tiers since; what a device cannot read now it is not asked for again at once.
         return not (results == Result.IO_ERROR).any()
 
+    def objects(self, chain: Chain) -> dict[str, tuple[int, int]]:
+        """``Load.objects`` of what is fetched ahead for a chain; empty when nothing is."""
+        ahead = self._loads.get(name_of(chain))
+        return {} if ahead is None else ahead[0].objects()
+
     def forget(self, chain: Chain) -> None:
         """The prompt of a prefetch is not going to be opened.  Harmless for one that is not known."""
         self._forget(name_of(chain))

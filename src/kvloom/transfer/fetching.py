@@ -77,7 +77,12 @@ class Fetching:
         waits = way.urgency is Urgency.LOAD
         patience = ground.options.load_deadline_s if waits and way.within is None else way.within or ASK_PATIENCE
         found = self.find(chain, patience)
-        for end in self.ends_within(chain, names):
+        ends, (salt, keys), here = self.ends_within(chain, names), names, 0
+        if ends:  # one that the device goes beyond is of no use
+            here = ground.manager.colder.survey(chain.tokens, salt=salt, extra_keys=keys, floor=floor).reused
+        for end in ends:
+            if len(end.tokens) <= here:
+                break
             shorter = self.find(end, patience)
             load = self._plan(end, make_offer(shorter, floor, ground.parts), names, floor, way)
             if load is not None:

@@ -59,6 +59,8 @@ class Forms:
         parts: how slots are cut; every part has its own payload.
         formats: of whole slots; ``part_formats``: of their parts.
         read, write: measured speeds of the tier.
+        lossy: whether state of sessions that accept ``approximate`` comes here: until then nobody would reuse what is
+            fp8, and it is not chosen.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Forms:
     parts: Parts
     read: Speed = field(default_factory=Speed)
     write: Speed = field(default_factory=Speed)
+    lossy: bool = False
     formats: list[SlotFormat] = field(init=False)
     part_formats: list[list[SlotFormat]] = field(init=False)
     _codecs: tuple[CodecSpeed, ...] = ()
@@ -83,20 +86,23 @@ class Forms:
 
     # ---------------------------------------------------------------- choosing
 
-    def may_take(self, group: int) -> set[PayloadForm]:
-        """The forms that are allowed for a group."""
+    def may_take(self, group: int, *, exact: bool) -> set[PayloadForm]:
+        """The forms that are allowed for a group, only exact ones if ``exact``."""
         found = {PayloadForm.RAW}
         if self.allowed is not ColdForm.NONE:
             found.add(PayloadForm.LOSSLESS)
-        if self.allowed is ColdForm.FP8 and self.formats[group].has_fp8:
+        if self.allowed is ColdForm.FP8 and not exact and self.formats[group].has_fp8:
             found.add(PayloadForm.FP8)
         return found
 
-    def choose(self, group: int, *, smaller: bool = False) -> FormChoice:
-        """The form for objects of a group, and why.  ``smaller``: room is what counts, so RAW is not taken."""
+    def choose(self, group: int, *, smaller: bool = False, exact: bool = False) -> FormChoice:
+        """The form for objects of a group, and why.
+
+        ``smaller``: room is what counts, so RAW is not taken; ``exact``: they are wanted as they are.
+        """
         if not self._codecs:
             self._codecs = measure_codecs(time.perf_counter)
-        allowed = self.may_take(group)
+        allowed = self.may_take(group, exact=exact or not self.lossy)
         tier = TierSpeed(self.name, self.read.value, self.write.value)
         codecs = self._codecs
         if smaller:  # as from a tier so slow that only size counts
@@ -137,15 +143,15 @@ class Forms:
 
     # ---------------------------------------------------------------- writing
 
-    def for_unit(self, group: AnyArray) -> dict[int, PayloadForm]:
-        """The form for objects of each of these groups; encoded ones lie in memory until they are written, so RAW for
-        very many at a time.
+    def for_unit(self, group: AnyArray, *, exact: bool = False) -> dict[int, PayloadForm]:
+        """The form for objects of each of these groups, an exact one if ``exact``; encoded ones lie in memory until
+        they are written, so RAW for very many at a time.
         """
         groups = np.unique(group).tolist()
         size = sum(int(np.count_nonzero(group == g)) * self.formats[g].nbytes for g in groups)
         if self.allowed is ColdForm.NONE or size > MOST_ENCODED:
             return dict.fromkeys(groups, PayloadForm.RAW)
-        return {g: self.choose(g).form for g in groups}
+        return {g: self.choose(g, exact=exact).form for g in groups}
 
     def make(
         self,

@@ -77,7 +77,7 @@ class Hierarchy:
         self.fetching = Fetching(self.ground, self.landing, self.late)
         self.ahead = Ahead(self.ground, self.fetching, self.landing, self.late)
         self._moving = Moving(self.ground)
-        self.keeping = Keeping(self.ground, self.landing, self._moving.after)
+        self.keeping = Keeping(self.ground, self.landing, self._moving)
 
     @property
     def tiers(self) -> list[Tier]:
@@ -134,6 +134,12 @@ class Hierarchy:
             return False
         names = salt, extra_keys
         return self.ahead.begin(self.ground.chain(tokens[:-1], names), names, floor)
+
+    def ahead_of(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey]) -> dict[str, tuple[int, int]]:
+        """What a prefetch for a prompt brings, and how much of that is there: ``Load.objects``; empty without one."""
+        if len(tokens) < 2:
+            return {}
+        return self.ahead.objects(self.ground.chain(tokens[:-1], (salt, extra_keys)))
 
     def forget_ahead(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey]) -> None:
         """The prompt of a prefetch is not going to be opened."""

@@ -25,7 +25,8 @@ SMALLEST_STEP = 32 << 10
 
 @dataclass(frozen=True, slots=True)
 class Bringing:
-    """What one tier brings: ``item`` int64 ``[records]``, the object of the plan that each record is a part of.
+    """What one tier brings: ``item`` int64 ``[records]``, the object of the plan that each record is a part of, and
+    ``payload`` int64 ``[records]``, its bytes in the tier.
 
     ``job`` is None when the lane took no more; ``number`` is the place of the tier; ``first_bytes`` are those of the
     first piece.
@@ -36,6 +37,7 @@ class Bringing:
     job: Job[Results] | None
     progress: Progress
     item: IntArray
+    payload: IntArray
     n_bytes: int
     first_bytes: int
 
@@ -105,7 +107,8 @@ class Load:
                     pieces = np.array_split(pieces[0], min(way.steps, max(1, places.nbytes // SMALLEST_STEP)))
             progress, n_bytes, first_bytes = Progress(link.pace), places.nbytes, places.take(pieces[0]).nbytes
             job = link.load(places, where, pieces, way, progress)
-            load.bringing.append(Bringing(tier, link, job, progress, item[mine], n_bytes, first_bytes))
+            payload = places.entries["length"].astype(np.int64)
+            load.bringing.append(Bringing(tier, link, job, progress, item[mine], payload, n_bytes, first_bytes))
         return load
 
     @property
@@ -145,6 +148,16 @@ class Load:
             if each.job is not None:
                 each.job.cancel(late=late)
 
+    def objects(self) -> dict[str, tuple[int, int]]:
+        """By tier, how many objects it brings and about how many of them are there, by their bytes."""
+        found = {}
+        for each in self.bringing:
+            brings = len(np.unique(each.item))
+            read = sum(piece.n_bytes for piece in each.progress.pieces)
+            there = brings if each.job is not None and each.job.done else brings * read // max(1, each.n_bytes)
+            found[each.link.tier.name] = brings, there
+        return found
+
     @property
     def jobs(self) -> list[Job[Results]]:
         """Those that bring it."""
@@ -170,8 +183,9 @@ class Load:
             brought[each.item] = True
         results[~brought] = Result.STOPPED
         for each in self.bringing:
-            mine = np.unique(each.item)
-            each.link.count_load(self.plan.group[mine], results[mine])
+            mine, place = np.unique(each.item, return_inverse=True)
+            payload = np.bincount(place, weights=each.payload).astype(np.int64)
+            each.link.count_load(self.plan.group[mine], results[mine], payload)
         return results
 
     def finish(self, manager: Manager) -> Results:

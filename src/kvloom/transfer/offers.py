@@ -104,18 +104,35 @@ def objects_of(places: Places | None, parts: Parts) -> StoredObjects:
     return no_objects() if places is None else whole_objects(places, parts).stored
 
 
-def kept_of(places: Places | None, parts: Parts) -> StoredObjects:
-    """The same for a store: what is there in a form that is not exact is not to be written again."""
-    if places is None:
-        return no_objects()
+def kept_of(places: Places, parts: Parts, *, exact: bool) -> StoredObjects:
+    """The same for a store: what is there as fp8 is not to be written again, unless ``exact`` state is wanted."""
+    if exact:
+        return objects_of(places, parts)
     entries = places.entries.copy()
     entries["grade"][entries["form"] == PayloadForm.FP8] = int(Grade.CANONICAL)
     return objects_of(replace(places, entries=entries), parts)
 
 
+def lacking(stored: StoredObjects, plan: TransferPlan) -> TransferPlan:
+    """``plan`` without the objects of which ``stored`` has a copy that is as good."""
+    own = _keys_of(stored)
+    order = np.lexsort((stored.grade, own))
+    if not len(own):
+        return plan
+    asked = _keys_of(plan)
+    at = np.maximum(np.searchsorted(own[order], asked, side="right") - 1, 0)  # of several copies the best
+    there = (own[order][at] == asked) & (stored.grade[order][at] >= plan.grade)
+    names = ("row", "group", "column", "grade", "slot")
+    return replace(plan, **{name: getattr(plan, name)[~there] for name in names})
+
+
 def no_objects() -> StoredObjects:
     """Nothing."""
     return StoredObjects(*(np.empty(0, dtype=np.int32) for _ in range(4)))
+
+
+def _keys_of(objects: StoredObjects | TransferPlan) -> IntArray:
+    return _keys(objects.row, objects.group, objects.column)
 
 
 def _keys(row: AnyArray, group: AnyArray, column: AnyArray) -> IntArray:

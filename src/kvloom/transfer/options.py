@@ -55,6 +55,9 @@ class TransferOptions:
     restoring: see ``Restoring``.
     pace: share of one core that transfers which nobody waits for take while a forward computes on the same processors
         (``pace.py``); 1: as much as they can.
+
+    ``admission``, ``cold_form`` and ``restoring`` also take names, such as ``"fp8"``.  Raises ConfigError for what is
+    out of range or of another type.
     """
 
     gpu_watermark: float = 0.8
@@ -67,14 +70,32 @@ class TransferOptions:
     most_stores: int = 8
     most_prefetches: int = 16
     restoring: Restoring = Restoring.AUTO
-    pace: float = 0.1
+    pace: float = 0.05
 
     def __post_init__(self) -> None:
         for name in ("gpu_watermark", "host_mark", "pace"):
-            if not 0 < getattr(self, name) <= 1:
+            if not 0 < self._number(name) <= 1:
                 raise ConfigError(f"{name} {getattr(self, name)} is no share; use a number above 0 and up to 1")
         for name in ("prefetch_window", "most_stores", "most_prefetches"):
-            if getattr(self, name) < 1:
+            if self._number(name, whole=True) < 1:
                 raise ConfigError(f"{name} {getattr(self, name)} is too small; use at least 1")
-        if not self.load_deadline_s > 0:
+        if not self._number("load_deadline_s") > 0:
             raise ConfigError(f"load_deadline_s {self.load_deadline_s} leaves no time to load; use more than 0 seconds")
+        if not self._number("cold_below") >= 0:
+            raise ConfigError(f"cold_below {self.cold_below} is no count; use 0 or more")
+        for name, kind in (("admission", Admission), ("cold_form", ColdForm), ("restoring", Restoring)):
+            self._member(name, kind)
+
+    def _number(self, name: str, *, whole: bool = False) -> float:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+            raise ConfigError(f"{name} {value!r} is no {'whole ' if whole else ''}number; write one, without quotes")
+        return float(value)
+
+    def _member(self, name: str, kind: type[enum.StrEnum]) -> None:
+        """A member of ``kind``, or its name, becomes the member."""
+        value = getattr(self, name)
+        try:
+            object.__setattr__(self, name, kind(value))
+        except ValueError:
+            raise ConfigError(f"{name} {value!r} is not known; use one of: {', '.join(kind)}") from None

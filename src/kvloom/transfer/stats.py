@@ -12,7 +12,8 @@ class TierStats:
     """Of one tier.
 
     Attributes:
-        bytes_loaded, bytes_stored: of objects, by kind.
+        bytes_loaded, bytes_stored: payload as it lies in the tier, by kind: what was read and arrived, and what was
+            brought there; headers and padding are not in it.
         objects_loaded: by group.
         loads, stores: prefix units that moved.
         demoted: units that came from the tier before it.

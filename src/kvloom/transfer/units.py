@@ -34,8 +34,17 @@ class UnitMaker:
     forms: Forms
     clock: Callable[[], float]
 
-    def make(self, layout: bytes, chain: Chain, plan: TransferPlan, gives_way_to: Sequence[Lane], rest: Rest) -> Unit:
-        """What ``plan`` stores, in the forms that pay; made by the lane that publishes it."""
+    def make(
+        self,
+        layout: bytes,
+        chain: Chain,
+        plan: TransferPlan,
+        gives_way_to: Sequence[Lane],
+        rest: Rest,
+        *,
+        exact: bool = False,
+    ) -> Unit:
+        """What ``plan`` stores, in the forms that pay, or in exact ones; made by the lane that publishes it."""
         patience = [_YIELDS_S]
 
         def reading(offset: int) -> Callable[[memoryview], None]:
@@ -45,7 +54,7 @@ class UnitMaker:
 
             return read
 
-        parts, segment, forms = self.parts, chain.segment, self.forms.for_unit(plan.group)
+        parts, segment, forms = self.parts, chain.segment, self.forms.for_unit(plan.group, exact=exact)
         count = parts.count[plan.group]
         offsets = slot_offsets(self.geometry, plan).tolist()
         items = zip(plan.row.tolist(), plan.group.tolist(), plan.column.tolist(), plan.grade.tolist(), strict=True)

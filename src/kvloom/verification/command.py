@@ -69,7 +69,7 @@ def verify_command(
     notes: list[str] = []
     try:
         if not 0 <= seed <= MOST_SEED:
-            raise InputError(f"seed: must be a whole number from 0 to {MOST_SEED}, not {seed}")
+            raise InputError(f"--seed: must be a whole number from 0 to {MOST_SEED}, not {seed}")
         if store is not None:
             open_store(store, store_size).close()  # before minutes of loading
         # Imported here: a missing extra must become exit code 2 and not a traceback.
@@ -143,9 +143,18 @@ def left_out(source: str) -> list[str]:
 
 
 def load_model(
-    source: str, *, random_init: bool = False, dtype: str | None = None, seed: int = 0, device: str = "cpu"
+    source: str,
+    *,
+    random_init: bool = False,
+    dtype: str | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    option: str = "--device",
 ) -> PreTrainedModel:
-    """The model of a directory or config, in eval mode on ``device``; InputError when it cannot be loaded."""
+    """The model of a directory or config, in eval mode on ``device``; InputError when it cannot be loaded.
+
+    ``option``: what ``device`` came from, for messages.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -162,11 +171,11 @@ def load_model(
             raise InputError(f"{source}: a preset has no weights to run; give a model directory or a config.json")
         raise InputError(f"{source}: no such file or directory; give a model directory or a config.json")
     if dtype is not None and dtype not in DTYPES:
-        raise InputError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
+        raise InputError(f"--dtype {dtype!r} is not known here; use one of {', '.join(DTYPES)}")
     name = activation_dtype(load_config(source), dtype)
     # Its errors name the layer; transformers' would come later and say less.
     spec_from_config(source, dtype=name, complete=auto_config)
-    require_device(device)
+    require_device(device, option)
     if random_init:
         config = text_config(path)
         _require_memory(source, config, name)
@@ -187,14 +196,17 @@ def load_model(
     return model.eval().to(device)
 
 
-def require_device(device: str) -> None:
-    """InputError unless torch can compute on ``device``."""
+def require_device(device: str, option: str = "--device") -> None:
+    """InputError, which names the ``option``, unless torch can compute on ``device``."""
     import torch
 
     try:
         torch.ones(1, device=device).sum().item()  # the meta device has tensors, but no values
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {device!r} cannot be used: {_first_line(error)}") from error
+        reason = _first_line(error)
+        raise InputError(
+            f"{option} {device!r}: torch cannot compute there ({reason}); use cpu, or cuda where there is one"
+        ) from error
 
 
 def _require_memory(source: str, config: PreTrainedConfig, dtype: str) -> None:

@@ -126,13 +126,17 @@ def read(directory: Path, scenario: Scenario, stop: Stop) -> Told:
 
 
 def compete(directory: Path, scenario: Scenario, stop: Stop) -> Told:
-    """Publish the same units from the other end, again and again, and go on when the other one was killed."""
+    """Publish units from the other end, again and again, and go on when the other one was killed.
+
+    The first ones are left to the other one, so that it has something to do even when it is late.
+    """
     done = afterwards = 0
+    numbers = range(scenario.count - 1, scenario.count // 4 - 1, -1)
     said = set[int]()
     with DiskStore.open(directory, scenario.capacity) as store:
         while afterwards < AFTERWARDS:
             afterwards += stop()
-            number = scenario.count - 1 - done % scenario.count
+            number = numbers[done % len(numbers)]
             unit = scenario.units[number]
             outcome = store.publish(unit).outcome
             assert outcome in {Outcome.PUBLISHED, Outcome.KNOWN, Outcome.NO_ROOM}, (outcome, store.activity())

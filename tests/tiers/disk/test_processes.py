@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ from tests.tiers.disk import herd
 from tests.tiers.disk.faults import CountingOps
 from tests.tiers.disk.world import MIB, World, hit, tokens_of
 
-from kvloom.tiers.disk import DiskStore
+from kvloom.tiers.disk import DiskStore, FileOps
+from kvloom.tiers.disk.directory import Directory
+
+PACE = herd.Pace(0.01, 0.4, (3, 120))
 
 PACE = herd.Pace(0.01, 0.4, (3, 120))
 
@@ -73,6 +77,22 @@ def test_d12_keys_do_not_depend_on_the_hash_seed(fast_path: Path) -> None:
         done = subprocess.run(command, env=environment, cwd=root, capture_output=True, text=True, check=True)
         said.append(done.stdout.split())
     assert said == [["False", "published"], ["True", "known"]]
+
+
+def test_d6_a_store_that_another_one_makes_at_this_moment(fast_path: Path) -> None:
+    """Its files come and go meanwhile."""
+    looks = 0
+    for number in range(40):
+        place = fast_path / f"s{number}"
+        maker = threading.Thread(target=lambda place=place: DiskStore.open(place, 64 * MIB).close())
+        maker.start()
+        while maker.is_alive():
+            Directory(place, FileOps(), create=True)
+            looks += 1
+        maker.join()
+        with DiskStore.open(place) as store:
+            assert store.capacity == 64 * MIB
+    assert looks > 200
 
 
 @pytest.mark.parametrize("clear", [True, False])

@@ -163,6 +163,23 @@ def test_what_is_used_most_and_last_goes_last(store: HostStore) -> None:
     assert store.hits(*end(units[1])) < before / 2
 
 
+def test_the_order_in_which_units_go_is_that_of_all_of_them_sorted(store: HostStore) -> None:
+    random = np.random.default_rng(5)
+    for i in range(200):
+        store.publish(WORLD.unit(tokens_of(i, int(random.integers(1, 4)))))
+        store.touch(*end(WORLD.unit(tokens_of(int(random.integers(i + 1)), 1))))
+    books = store._books
+    units = books.a.heap[: books.units].copy()
+    heat, depth = books.a.heat[units], books.a.node[units, arrays.DEPTH]
+    right = units[np.lexsort((units, -depth, heat[:, arrays.AT], heat[:, arrays.KEY]))].tolist()
+    assert len(right) > 50
+    assert list(books.in_order()) == right
+    assert [n for n, _ in zip(books.in_order(), range(5), strict=False)] == right[:5]
+    gone = [(n, np.sort(free).tolist()) for n, free in books.going()]
+    assert [n for n, _ in gone] == right
+    assert sum(len(free) for _, free in gone) == books.objects, "each object goes with the last unit that needs it"
+
+
 def test_the_coldest_free_what_they_promise_and_no_more_than_needed(store: HostStore) -> None:
     head = tokens_of(0, 3)
     for i in range(12):

@@ -8,10 +8,10 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvloom.tiers.hashing.xxh3 import SECRET, scratch
 from kvloom.tiers.host import HostStore
 from kvloom.tiers.host.arrays import RUN
 from kvloom.tiers.host.checked import BAD, GOOD, check_many
-from kvloom.tiers.hashing.xxh3 import SECRET, scratch
 
 STORE = HostStore(16 << 20)
 STORE._books.memory[: 8 << 20] = np.random.Generator(np.random.PCG64(1)).integers(0, 256, 8 << 20, np.uint8)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from kvloom.adapters.transformers.engine import Engine
 from kvloom.adapters.transformers.probe import probe
 from kvloom.adapters.transformers.recovering import Recoverer, Replay, replay_of
-from kvloom.config import Device, parse_size
+from kvloom.config import Device, exact_size, parse_size
 from kvloom.errors import ConfigError, InputError, UnsupportedError
 from kvloom.eviction import EvictionPolicy
 from kvloom.manager import Manager
@@ -86,6 +86,11 @@ def attach(
         raise UnsupportedError("what comes from a colder tier cannot be recorded; give attach either tiers or a watch")
     if store is not None and not isinstance(store, DiskStore):
         raise InputError(f"store must be a DiskStore, as DiskStore.open makes it, not {type(store).__name__}")
+    if transfers is not None and not isinstance(transfers, TransferOptions):
+        raise ConfigError(
+            f"transfers must be TransferOptions, not {type(transfers).__name__}; write "
+            "transfers=TransferOptions(gpu_watermark=0.8), imported from kvloom.transfer.options"
+        )
     way = replay_of(replay)
     if watch is not None and way is not Replay.OFF:
         raise UnsupportedError("a replay cannot be recorded; give attach either replay or a watch")
@@ -103,8 +108,8 @@ def attach(
         engine = Engine(model, spec, manager, [*behind, *([] if store is None else [store]), *tiers], transfers)
     except (MemoryError, OSError) as error:
         raise ConfigError(
-            f"this machine cannot give a device tier of {tier.size} bytes with {max_sequences} sequences ({error}); "
-            "use a smaller size, or fewer sequences"
+            f"device: this machine cannot give a tier of {exact_size(tier.size)} with {max_sequences} sequences "
+            f"({error}); use a smaller size, or fewer sequences"
         ) from error
     if way is Replay.AUTO:
         engine.recoverer = Recoverer(engine, time.perf_counter)
@@ -131,12 +136,16 @@ def _check_model(model: object) -> None:
 
 
 def _host_tier(size: int | str, device: torch.device) -> Tier:
-    capacity = parse_size(size)
+    try:
+        capacity = parse_size(size)
+    except ConfigError as error:
+        raise ConfigError(f"host: {error}") from None
     try:
         return HostStore(capacity, pinned if device.type == "cuda" else None)
     except (MemoryError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(
-            f"this machine cannot give a host tier of {capacity} bytes ({error}); use a smaller size"
+            f"host: this machine cannot give a tier of {exact_size(capacity)} ({reason}); use a smaller size"
         ) from error
 
 

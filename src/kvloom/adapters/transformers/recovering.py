@@ -109,10 +109,14 @@ class Recoverer:
         if self._source is not None:
             chains = self._source.begin(ids, *names, floor, self.recovery.patience_s(len(ids)))
         passage: Passage | None = None
+        here = 0
         for chain in chains:  # ends of earlier turns within the prompt first; the last one is all of it
+            if chain is not None and len(chain.tokens) <= here:
+                continue  # the device goes beyond it
             passage = self._along(chain, ids if chain is None else chain.tokens, names, floor)
             if passage.choice.way is not Way.RECOMPUTE and not passage.given_up:
                 break
+            here = max(here, passage.choice.options[0].position)
         assert passage is not None
         passage.seconds = self.clock() - began
         return passage

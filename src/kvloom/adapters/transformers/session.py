@@ -116,13 +116,25 @@ class Session:
             SequenceError: the session or its engine is closed, or a forward failed half-way.
         """
         self._runner.engine.require_open()
-        end = len(self.tokens) - 1
+        self.advance(len(self.tokens) - 1, told)
+        self.checkpoint()
+        return self.cache
+
+    def advance(self, end: int, told: Callable[[int], None] | None = None) -> None:
+        """``step`` until ``end`` tokens of the prompt are computed; nothing when they are already.
+
+        Looks at nothing that waits for a restored prefix, so the first step runs while that is still being read.
+
+        Args:
+            end: how many tokens.
+            told: called after each step with the number of tokens whose state is there.
+
+        Raises InputError, CapacityError and SequenceError as ``step``.
+        """
         while self._runner.length < end:
             self.step(end)
             if told is not None:
                 told(self._runner.length)
-        self.checkpoint()
-        return self.cache
 
     def step(self, end: int) -> torch.Tensor:
         """Run one canonical chunk of the prompt: to the next segment boundary, or to ``end`` if that is nearer.

@@ -13,6 +13,7 @@ from typing import Any
 from kvloom.bench.core.rows import Row, growth
 from kvloom.bench.core.run import Settings
 from kvloom.bench.core.sides import Local, Side
+from kvloom.errors import InputError
 
 
 def machine() -> dict[str, Any]:
@@ -50,6 +51,26 @@ def report(settings: Settings, sides: Sequence[Side], versions: dict[str, str], 
         "growth": growth(rows),
         "memory": own.memory if isinstance(own, Local) else [],
     }
+
+
+def require_writable(path: Path | None) -> None:
+    """InputError, before anything is measured, when a report cannot be written to the file of ``--output``."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError(f"--output {path}: a directory; name a file")
+    there = path.exists()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab"):
+            pass
+        if not there:
+            path.unlink()
+    except OSError as error:
+        reason = error.strerror or error
+        raise InputError(
+            f"--output {path}: cannot write there ({reason}); name a file in a folder that is writable"
+        ) from None
 
 
 def write(path: Path, result: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from kvloom.bench.data.memory import MakeTier, checksum_rows, memory_rows
 from kvloom.bench.data.peer import FilePeer
 from kvloom.bench.data.rows import Report, Row
 from kvloom.bench.data.world import UNIT_BYTES, Bytes, World, payload_of
+from kvloom.config import exact_size, format_size
 from kvloom.errors import ConfigError
 from kvloom.tiers.contract import Tier
 from kvloom.tiers.host import HostStore, Verify
@@ -46,12 +47,12 @@ class Settings:
     """
 
     total: int = 512 << 20
-    repeats: int = 5
+    repeats: int = 9
     sizes: tuple[int, ...] = SIZES
 
     def __post_init__(self) -> None:
         if self.total < UNIT_BYTES or self.total % UNIT_BYTES:
-            raise ConfigError(f"--size {self.total}: use a multiple of 128MiB")
+            raise ConfigError(f"--size {exact_size(self.total)}: use a multiple of 128MiB, such as 256MiB")
 
 
 def make_folder(directory: Path, settings: Settings, peers: int = 0) -> Path:
@@ -60,15 +61,18 @@ def make_folder(directory: Path, settings: Settings, peers: int = 0) -> Path:
     Raises ConfigError when ``directory`` is none, or has no room.
     """
     if not directory.is_dir():
-        raise ConfigError(f"--directory {directory}: there is no such directory")
+        raise ConfigError(f"--directory {directory}: there is no such directory; name one on the disk to measure")
     # Plain file, store, and what every peer keeps; a quarter to spare.
     needed = settings.total * (2 + peers) * 5 // 4 + (256 << 20)
     if shutil.disk_usage(directory).free < needed:
-        raise ConfigError(f"--directory {directory}: less than {needed:,} bytes are free there; use a smaller --size")
+        raise ConfigError(
+            f"--directory {directory}: less than {format_size(needed)} are free there; use a smaller --size"
+        )
     try:
         return Path(tempfile.mkdtemp(prefix="kvloom-bench-", dir=directory))
     except OSError as error:
-        raise ConfigError(f"--directory {directory}: {error.strerror or error}") from None
+        reason = error.strerror or error
+        raise ConfigError(f"--directory {directory}: {reason}; name one that you may write to") from None
 
 
 def run_all(base: Path, settings: Settings, progress: Progress, peers: Sequence[FilePeer] = ()) -> list[Row]:

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
 from kvloom.errors import ConfigError
-
-
-class Order(enum.Enum):
-    """Which unit goes first."""
-
-    HEAT = "heat"
-    """As in ``tiers.host``: an access counter that halves with every round of the clock."""
-    ROUNDS = "rounds"
-    """As in ``tiers.disk``: used longest ago, a hit counting like half a round of all units, four of them at most."""
+from kvloom.tiers.ledger.order import Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,5 +44,5 @@ DISK = Medium("disk", True, 256, 256, 176, 4096, 0.9, 0.8, Order.ROUNDS, 7e9, 20
 def checked_speed(gigabytes: float, option: str) -> float:
     """Bytes per second; ConfigError for what is no speed."""
     if not 0 < gigabytes < float("inf"):
-        raise ConfigError(f"{option} {gigabytes} is not above 0; write GB per second, such as 7")
+        raise ConfigError(f"{option} {gigabytes:g} is not above 0; write GB per second, such as 7")
     return gigabytes * 1e9

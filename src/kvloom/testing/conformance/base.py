@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 
+from kvloom.testing.conformance.strict import Strict
 from kvloom.testing.units import MIB, World
 from kvloom.tiers.contract import Tier
 
@@ -34,9 +35,17 @@ class Base(ABC):
     def make(self, tmp_path: Path, capacity: int) -> Tier:
         """A tier of ``capacity`` bytes; at the same path again after ``close`` for one that survives restarts."""
 
+    def damage(self, tier: Tier, tmp_path: Path) -> bool:
+        """Change a byte, at least, of every payload that lies on the medium; False where a test cannot do that."""
+        return False
+
+    def open(self, tmp_path: Path, capacity: int) -> Strict:
+        """A tier whose calls are checked."""
+        return Strict(self.make(tmp_path, capacity), capacity)
+
     @pytest.fixture
-    def tier(self, tmp_path: Path) -> Iterator[Tier]:
+    def tier(self, tmp_path: Path) -> Iterator[Strict]:
         """An empty tier."""
-        made = self.make(tmp_path, self.capacity)
+        made = self.open(tmp_path, self.capacity)
         yield made
         made.close()

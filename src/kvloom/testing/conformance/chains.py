@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kvloom.testing.conformance.base import OTHER, ROOT, WORLD, Base
+from kvloom.testing.conformance.strict import FillError, failing
 from kvloom.testing.units import (
     LAYOUT,
     SEGMENT,
@@ -15,12 +16,8 @@ from kvloom.testing.units import (
     tokens_of,
 )
 from kvloom.tiers.contract import Tier
-from kvloom.tiers.values import Fill, NewObject, Outcome, Unit
+from kvloom.tiers.values import Outcome, Unit
 from kvloom.types import Grade
-
-
-class FillError(Exception):
-    """Raised by payloads that fail."""
 
 
 class Chains(Base):
@@ -28,9 +25,11 @@ class Chains(Base):
 
     def test_a_unit_that_lacks_objects_is_refused(self, tier: Tier) -> None:
         tokens = tokens_of(1, 8)
-        assert tier.publish(WORLD.unit(tokens, have=4)).outcome is Outcome.INCOMPLETE
-        assert not tier.lookup(LAYOUT, WORLD.unit(tokens).digests).known.any()
-        assert tier.usage().objects == 0
+        assert tier.publish(WORLD.unit(tokens, have=4)).outcome is Outcome.INCOMPLETE, (
+            "publish: INCOMPLETE when something that needs asks for was neither brought nor is there"
+        )
+        assert not tier.lookup(LAYOUT, WORLD.unit(tokens).digests).known.any(), "publish: whole, or nothing has changed"
+        assert tier.usage().objects == 0, "publish: whole, or nothing has changed"
 
     def test_d1_a_payload_that_fails_leaves_nothing(self, tier: Tier) -> None:
         before = WORLD.unit(tokens_of(1, 2))
@@ -38,18 +37,14 @@ class Chains(Base):
         unit = WORLD.unit(tokens_of(1, 4), have=2)
         usage = tier.usage()
         for nth in range(len(unit.objects)):
-
-            def fail(room: memoryview) -> None:
-                room[: len(room) // 2] = b"x" * (len(room) // 2)
-                raise FillError
-
             objects = list(unit.objects)
-            bad = objects[nth]
-            objects[nth] = NewObject(bad.node, bad.group, bad.column, bad.grade, Fill(bad.size, fail))
+            objects[nth] = failing(objects[nth])
             with pytest.raises(FillError):
                 tier.publish(Unit(LAYOUT, ROOT, unit.digests, unit.tokens, SEGMENT, objects, unit.needs))
-            assert tier.lookup(LAYOUT, unit.digests).known.tolist() == [True, True, False, False]
-            assert tier.usage().objects == usage.objects
+            assert tier.lookup(LAYOUT, unit.digests).known.tolist() == [True, True, False, False], (
+                "publish: a payload that raises leaves nothing of its unit"
+            )
+            assert tier.usage().objects == usage.objects, "publish: a payload that raises leaves nothing of its unit"
         assert hit(tier, WORLD, before)
         assert tier.publish(unit).stored
         assert hit(tier, WORLD, unit)
@@ -69,14 +64,16 @@ class Chains(Base):
             assert tier.publish(unit).stored
         assert all(hit(tier, WORLD, unit) for unit in units)
         shared = 5 * WORLD.columns
-        assert tier.usage().objects == sum(len(unit.objects) for unit in units) - 3 * shared
+        assert tier.usage().objects == sum(len(unit.objects) for unit in units) - 3 * shared, (
+            "publish: an object that is there already is not stored again"
+        )
 
     def test_what_is_there_already_is_kept(self, tier: Tier) -> None:
         unit = WORLD.unit(tokens_of(1, 3))
         tier.publish(unit)
         before = tier.usage()
         again = tier.publish(unit)
-        assert (again.outcome, again.objects) == (Outcome.KNOWN, 0)
+        assert (again.outcome, again.objects) == (Outcome.KNOWN, 0), "publish: KNOWN when everything was there already"
         assert tier.usage().objects == before.objects
 
     def test_a_better_grade_replaces_and_a_worse_one_does_not(self, tier: Tier) -> None:
@@ -87,14 +84,16 @@ class Chains(Base):
             assert done.stored
             grades = tier.lookup(LAYOUT, unit.digests).places.entries["grade"]
             best = max(grade, Grade.CANONICAL) if done.outcome is Outcome.KNOWN else grade
-            assert set(grades.tolist()) == {int(best)}
+            assert set(grades.tolist()) == {int(best)}, "publish: an object stays unless the new one is better"
             assert hit(tier, WORLD, unit)
         assert tier.publish(WORLD.unit(tokens, grade=Grade.FAITHFUL)).outcome is Outcome.KNOWN
 
     def test_d9_another_layout_finds_nothing(self, tier: Tier) -> None:
         unit = WORLD.unit(tokens_of(1, 3))
         tier.publish(unit)
-        assert not tier.lookup(b"x" * 32, unit.digests, root=ROOT).known.any()
+        assert not tier.lookup(b"x" * 32, unit.digests, root=ROOT).known.any(), (
+            "lookup: what was published under another layout is never found"
+        )
         other = World((100, 200, 300), layout=b"x" * 32)
         assert tier.publish(other.unit(tokens_of(1, 3))).stored
         assert hit(tier, other, other.unit(tokens_of(1, 3)))
@@ -106,8 +105,8 @@ class Chains(Base):
         tier.publish(unit)
         other = WORLD.unit(tokens, root=OTHER)
         found = tier.lookup(LAYOUT, other.digests, root=OTHER)
-        assert not found.known.any()
-        assert len(found.tails) == 0
+        assert not found.known.any(), "lookup: what was published under another root is never found"
+        assert len(found.tails) == 0, "lookup: tails are those of the root that was asked for"
         assert tier.publish(WORLD.unit(tokens, root=OTHER, have=1)).outcome is Outcome.INCOMPLETE
         assert hit(tier, WORLD, unit)
 
@@ -121,7 +120,9 @@ class Chains(Base):
         tier.publish(WORLD.unit(tokens[: 3 * SEGMENT], have=2))
         other = np.concatenate([tokens[: 2 * SEGMENT], tokens_of(9, 2)])
         found = tier.lookup(LAYOUT, digest_chain(ROOT, other), root=ROOT)
-        assert sorted(found.tails.tolist()) == [[1, 3], [1, 5]]
+        assert sorted(found.tails.tolist()) == [[1, 3], [1, 5]], (
+            "lookup: tails are (row, tokens) of units that end less than a segment behind the deepest known node"
+        )
         assert len(tier.lookup(LAYOUT, digest_chain(ROOT, tokens_of(5, 2)), root=ROOT).tails) == 0
         tier.publish(WORLD.unit(tokens_of(7, 0, ragged=6)))
         for digests in (digest_chain(ROOT, tokens_of(5, 2)), np.empty((0, 32), np.uint8)):

@@ -193,7 +193,7 @@ def units(path: Path, above: Callable[[bytes, bytes], list[NodeInfo]]) -> Iterat
     try:
         file = path.open("rb")
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+        raise StoreError(f"{path} cannot be read: {error.strerror}; name an archive of kvloom store export") from error
     with file:
         size = os.fstat(file.fileno()).st_size
         if int(parse_header(file.read(PAGE), f"{path} is no archive of kvloom store export")["type"]) != TYPE_ARCHIVE:

@@ -65,7 +65,7 @@ class Directory:
         try:
             status = self.path.lstat()
         except FileNotFoundError:
-            raise StoreError(f"{self.path}: there is no such directory") from None
+            raise StoreError(f"store {self.path}: there is no such directory; name one that kvloom made") from None
         if stat.S_ISLNK(status.st_mode):
             raise StoreError(f"{self.path} is a symbolic link; name the directory that it leads to")
         if not stat.S_ISDIR(status.st_mode):
@@ -78,10 +78,14 @@ class Directory:
             what = f"holds {foreign[0]!r}" if foreign else "is empty"
             raise StoreError(f"{self.path} is not a kvloom store, it {what}; name an empty directory, or a store")
         for name in names:
-            mode = (self.path / name).lstat().st_mode
+            try:
+                mode = (self.path / name).lstat().st_mode
+            except FileNotFoundError:
+                continue  # somebody makes or clears the store at this moment
             if not (stat.S_ISDIR(mode) if name == EXTENTS else stat.S_ISREG(mode)):
                 raise StoreError(f"{self.path / name} is a link or special file; a store has none, remove it")
-        if status.st_mode & 0o077:
+        # Asked after the names: whoever makes the store at this moment closes the directory before it puts anything in.
+        if self.path.lstat().st_mode & 0o077:
             if names:
                 raise StoreError(f"{self.path} can be entered by other users; run: chmod 700 {self.path}")
             self.path.chmod(0o700)

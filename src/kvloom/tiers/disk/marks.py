@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvloom.tiers.disk.format import HEADER, NEED, NODE, PLACE
 from kvloom.tiers.disk.index import Index, IndexCorruptError, meta, row_sum
-from kvloom.tiers.disk.reading import padded_lengths
+from kvloom.tiers.disk.pieces import padded_lengths
 from kvloom.tiers.disk.rows import every_node
 from kvloom.types import AnyArray, IntArray
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvloom.tiers.disk.format import HEADER, NEED, PLACE, BoundaryInfo, Manifest, NodeInfo
 from kvloom.tiers.disk.index import Index, add_meta, meta, row_sum, set_meta
-from kvloom.tiers.disk.reading import padded_lengths
+from kvloom.tiers.disk.pieces import padded_lengths
 from kvloom.tiers.disk.rows import NodeRow, layout_id, nodes, put_node, with_objects
 from kvloom.tiers.disk.runs import Run, unplaced
 from kvloom.tiers.disk.space import growth

@@ -9,11 +9,12 @@ the payload is compared by its checksum.
 
 from __future__ import annotations
 
-import itertools
+import functools
+import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -22,56 +23,38 @@ import numpy.typing as npt
 
 from kvloom.tiers.disk.extents import Pins
 from kvloom.tiers.disk.files import FileOps, aligned
-from kvloom.tiers.disk.format import ALIGN, CHECK_AT, HEADER, PAGE, padded
+from kvloom.tiers.disk.format import ALIGN, CHECK_AT, HEADER, PAGE
+from kvloom.tiers.disk.large import Large, Read
+from kvloom.tiers.disk.pieces import BUFFER, Piece, padded_lengths, pieces
 from kvloom.tiers.disk.runs import object_headers
-from kvloom.tiers.disk.sinks import Arrived, Bytes, Sink, Stream
+from kvloom.tiers.disk.sinks import Arrived, Bytes, Sink
 from kvloom.tiers.values import Places, ReadResult, Result
-from kvloom.types import AnyArray, IntArray
+from kvloom.types import IntArray
 
-CHUNK = 4 << 20
-"""Bytes of one read at most, unless a single object is larger."""
-BUFFER = CHUNK + (64 << 10)
-"""So that an object of 4 MiB with its header fits without another buffer."""
 LARGEST_KEPT = 16 << 20
-GAP = 128 << 10
-"""Unwanted bytes that are read along rather than making two reads."""
 THREADS = 4
 AHEAD = 3
 """Buffers more than threads, for what arrived and waits for being checked."""
-HELPERS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Bytes [``begin``, ``end``) of an extent, whole pages, and the objects in them, by where they lie."""
-
-    extent: int
-    begin: int
-    end: int
-    which: IntArray
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """What became of a piece: ``data`` are the first bytes of ``buffer``, which goes back; None: nothing to check."""
-
-    piece: Piece
-    buffer: Bytes | None = None
-    data: Bytes | None = None
+HELPERS = 1 if (os.cpu_count() or 1) > 2 else 0
+"""Threads beside those that ask; with two cores one has to be free for whoever reads."""
 
 
 @dataclass(slots=True)
 class _Job:
-    """One call of ``read``.  Of every piece in ``left`` one ``_Read`` comes to ``arrived``."""
+    """One call of ``read``.  Of every piece in ``left`` one ``Read`` comes to ``arrived``.
+
+    ``large``: those of the objects that come in parts.
+    """
 
     places: Places
     sink: Sink
     stop: Callable[[], bool]
     held: dict[int, int]
     results: npt.NDArray[np.uint8]
-    left: deque[Piece]
-    awaited: int
-    arrived: queue.SimpleQueue[_Read] = field(default_factory=queue.SimpleQueue)
+    left: deque[Piece] = field(default_factory=deque)
+    large: dict[int, Large] = field(default_factory=dict)
+    awaited: int = 0
+    arrived: queue.SimpleQueue[Read] = field(default_factory=queue.SimpleQueue)
     lock: threading.Lock = field(default_factory=threading.Lock)
     bytes_read: int = 0
     reads: int = 0
@@ -87,7 +70,7 @@ class _Job:
     def abandon(self) -> None:
         """Nothing more is read."""
         while (piece := self.next()) is not None:
-            self.arrived.put(_Read(piece))
+            self.arrived.put(Read(piece))
 
     def awaits(self) -> bool:
         """Whether one more has to be taken from ``arrived``; whoever is told so takes it."""
@@ -102,36 +85,6 @@ class _Job:
         return made.view(np.uint8).reshape(len(which), HEADER)[:, :CHECK_AT]
 
 
-def pieces(places: AnyArray) -> Iterator[Piece]:
-    """Reads that cover all of ``PLACE[m]``."""
-    begin = places["offset"].astype(np.int64)
-    end = begin + HEADER + padded_lengths(places)
-    order = np.lexsort((begin, places["extent"]))
-    extents, begins, ends = places["extent"][order], begin[order] // PAGE * PAGE, -(-end[order] // PAGE) * PAGE
-    for one in _parts(extents[1:] != extents[:-1], len(order)):
-        which, starts, reach = order[one], begins[one], np.maximum.accumulate(ends[one])
-        for near in _parts(starts[1:] - reach[:-1] > GAP, len(which)):
-            first = near.start
-            while first < near.stop:
-                start = int(starts[first])
-                fit = first + int(np.searchsorted(reach[first : near.stop], start + CHUNK, "right"))
-                last = max(fit, first + 1)
-                yield Piece(int(extents[one.start]), start, int(reach[last - 1]), which[first:last])
-                first = last
-
-
-def _parts(ends: AnyArray, count: int) -> list[slice]:
-    """Slices of ``count`` items: one ends after each item for which ``ends`` is true."""
-    bounds = [0, *(np.flatnonzero(ends) + 1).tolist(), count]
-    return [slice(a, b) for a, b in itertools.pairwise(bounds) if a < b]
-
-
-def padded_lengths(places: AnyArray) -> IntArray:
-    """Bytes that the payloads take with their padding."""
-    lengths: IntArray = (places["length"].astype(np.int64) + ALIGN - 1) // ALIGN * ALIGN
-    return lengths
-
-
 class Reader:
     """A few threads that read for everybody.  Thread-safe.
 
@@ -141,8 +94,8 @@ class Reader:
     def __init__(self, pins: Pins, ops: FileOps, threads: int = THREADS) -> None:
         self._pins, self._ops, self._threads = pins, ops, threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="kvloom-read")
-        self._helpers = ThreadPoolExecutor(HELPERS, thread_name_prefix="kvloom-check")
-        self._buffers: queue.SimpleQueue[Bytes] = queue.SimpleQueue()
+        self._helpers = ThreadPoolExecutor(max(1, HELPERS), thread_name_prefix="kvloom-check")
+        self._buffers: queue.LifoQueue[Bytes] = queue.LifoQueue()  # the last one is in the cache
         for _ in range(threads + AHEAD):
             self._buffers.put(np.empty(0, np.uint8))
 
@@ -154,29 +107,45 @@ class Reader:
         results = np.full(len(places), Result.MISSING, np.uint8)
         try:
             with self._pins.hold(np.unique(places.entries["extent"]).tolist()) as held:
-                left = deque(piece for piece in pieces(places.entries) if piece.extent in held)
-                job = _Job(places, sink, stop, held, results, left, len(left))
+                job = _Job(places, sink, stop, held, results)
+                self._plan(job)
                 self._run(job)
         except OSError as error:
             results[:] = Result.IO_ERROR
             return ReadResult(results, 0, 0, str(error))
         return ReadResult(results, job.bytes_read, job.reads, job.reason)
 
+    def _plan(self, job: _Job) -> None:
+        """What to read for it, and which objects come in parts."""
+        entries = job.places.entries
+        cut = HEADER + padded_lengths(entries) > BUFFER - 2 * PAGE
+        for i in np.flatnonzero(cut).tolist():
+            stream = job.sink.stream(i, int(entries["length"][i]))
+            if stream is None:
+                cut[i] = False
+            else:
+                header = functools.partial(job.expected, np.array([i]))
+                job.large[i] = Large(entries[i], header, stream, self._give_back)
+        job.left.extend(piece for piece in pieces(entries, cut) if piece.extent in job.held)
+        job.awaited = len(job.left)
+
     def _run(self, job: _Job) -> None:
         beside: list[Future[None]] = []
         count = min(self._threads, len(job.left))
         try:
-            if count == 1:
+            if len(job.left) == 1:
                 self._fetch(job)  # no other thread has to wake up for it
             elif count:
                 beside += [self._pool.submit(self._fetch, job) for _ in range(count)]
-                beside.append(self._helpers.submit(self._deliver, job))
+                beside += [self._helpers.submit(self._deliver, job) for _ in range(HELPERS)]
             self._deliver(job)
         finally:
             job.abandon()
             while job.awaits():
-                self._put(job.arrived.get().buffer)
+                self._give_back(job.arrived.get())
             failures = [work.exception() for work in beside if not work.cancel()]
+            for large in job.large.values():
+                large.abandon()
         for failure in failures:
             if failure is not None:
                 raise failure
@@ -184,82 +153,58 @@ class Reader:
     def _fetch(self, job: _Job) -> None:
         """Read pieces until none is left."""
         try:
-            while (piece := job.next()) is not None:
-                self._piece(job, piece)
+            while job.left:
+                # A buffer first: then parts of a large object never wait for one before them that gets no buffer.
+                buffer = self._buffers.get()
+                piece = job.next()
+                if piece is None:
+                    self._buffers.put(buffer)
+                else:
+                    self._piece(job, piece, buffer)
         finally:
             job.abandon()  # whatever ended this, nobody waits for what was not read
 
-    def _piece(self, job: _Job, piece: Piece) -> None:
-        which, size, fd = piece.which, piece.end - piece.begin, job.held[piece.extent]
-        buffer, data, stream = None, None, None
+    def _piece(self, job: _Job, piece: Piece, buffer: Bytes) -> None:
+        which, size = piece.which, piece.end - piece.begin
+        data = None
         try:
             if job.stop():
                 job.results[which] = Result.STOPPED
-                return
-            if size > BUFFER and len(which) == 1:
-                stream = job.sink.stream(int(which[0]), int(job.places.entries["length"][which[0]]))
-            buffer = self._take(BUFFER + PAGE if stream is not None else size)
-            if stream is None:
-                data = self._read(job, fd, buffer[:size], piece.begin)
             else:
-                self._in_parts(job, piece, fd, buffer, stream)
+                if len(buffer) < size:
+                    buffer = aligned(max(BUFFER, size))
+                count = self._ops.read(job.held[piece.extent], buffer[:size].data, piece.begin)
+                with job.lock:
+                    job.bytes_read += count
+                    job.reads += 1
+                data = buffer[:count]
         except OSError as error:
-            if stream is not None:
-                stream.end(b"")
             job.results[which] = Result.IO_ERROR
             job.reason = str(error)
         finally:
-            if data is None:
-                self._put(buffer)
-            job.arrived.put(_Read(piece) if data is None else _Read(piece, buffer, data))
+            job.arrived.put(Read(piece, buffer, data))
 
-    def _take(self, size: int) -> Bytes:
-        """A buffer of at least ``size`` bytes; waits for one."""
-        buffer = self._buffers.get()
-        return buffer if len(buffer) >= size else aligned(max(BUFFER + PAGE, size))
-
-    def _put(self, buffer: Bytes | None) -> None:
-        """Give a buffer back; larger ones than usual are not kept."""
-        if buffer is not None:
-            self._buffers.put(buffer if len(buffer) <= LARGEST_KEPT else np.empty(0, np.uint8))
-
-    def _read(self, job: _Job, fd: int, into: Bytes, offset: int) -> Bytes:
-        count = self._ops.read(fd, into.data, offset)
-        with job.lock:
-            job.bytes_read += count
-            job.reads += 1
-        return into[:count]
-
-    def _in_parts(self, job: _Job, piece: Piece, fd: int, buffer: Bytes, stream: Stream) -> None:
-        """One large object, through a buffer that it does not fit into."""
-        number = int(piece.which[0])
-        entry, begin, end = job.places.entries[number], piece.begin, piece.end
-        at = int(entry["offset"]) - begin
-        left, good = int(entry["length"]), at % ALIGN == 0
-        # Even parts: a last one of a few pages would cost as much time as a large one.
-        count = -(-(end - begin) // BUFFER)
-        step = padded((end - begin) // count + PAGE, PAGE)
-        for offset in range(begin, end, step):
-            part = self._read(job, fd, buffer[: min(step, end - offset)], offset)
-            if offset == begin:
-                good = good and np.array_equal(part[at : at + CHECK_AT], job.expected(piece.which)[0])
-                part = part[at + HEADER :]
-            part = part[:left]
-            left -= len(part)
-            stream.add(part)
-        # A wrong header makes no difference to where the bytes were put: they have to go from there too.
-        good = stream.end(entry["check"].tobytes() if good else b"")
-        job.results[number] = Result.OK if good else Result.INTEGRITY
+    def _give_back(self, read: Read) -> None:
+        """Its buffer serves again; larger ones than usual are not kept."""
+        if read.buffer is not None:
+            self._buffers.put(read.buffer if len(read.buffer) <= LARGEST_KEPT else np.empty(0, np.uint8))
 
     def _deliver(self, job: _Job) -> None:
         """Check and deliver what arrives, until all has."""
         while job.awaits():
+            job.stop()  # it may let this thread rest; what was read is delivered all the same
             read = job.arrived.get()
+            if read.piece.size is not None:
+                number = int(read.piece.which[0])
+                done = job.large[number].take(read)
+                if done is not None:
+                    job.results[number] = done
+                continue
             try:
                 if read.data is not None:
                     self._check(job, read.data, read.piece)
             finally:
-                self._put(read.buffer)
+                self._give_back(read)
 
     def _check(self, job: _Job, data: Bytes, piece: Piece) -> None:
         which = piece.which

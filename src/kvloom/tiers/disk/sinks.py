@@ -1,33 +1,31 @@
-"""Where verified objects go: to a function, or to places in one buffer, block by block while they are hashed."""
+"""Where verified objects go: to a function, or to places in one buffer."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from kvloom.tiers.disk.format import checksum
-from kvloom.tiers.hashing import many
 from kvloom.types import IntArray
 
-BLOCK = 256 << 10
-"""Bytes of an object that comes in parts which are copied while the cache of the core still has them from hashing."""
+if TYPE_CHECKING:
+    from kvloom.tiers.hashing.many import Parts
 
 Bytes = npt.NDArray[np.uint8]
 Deliver = Callable[[int, Bytes], None]
-"""Called from the reading threads with an object's number and its verified payload, which is only valid meanwhile."""
+"""Called from several threads with an object's number and its verified payload, which is only valid meanwhile."""
 
 
 class Stream(Protocol):
-    """Takes the payload of one object part by part."""
+    """Takes the payload of one object part by part, from one thread at a time."""
 
     def add(self, part: Bytes) -> None:
-        """The next bytes."""
+        """The next bytes: whole pages, but for the last part, which is a page at least."""
 
     def end(self, check: bytes) -> bool:
         """Whether all bytes together have this checksum; if not, nothing of them is left where they were put."""
@@ -58,11 +56,11 @@ class Sink(Protocol):
         """Deliver those objects whose payloads have their checksums, and say which have."""
 
     def stream(self, number: int, length: int) -> Stream | None:
-        """For an object that is too large for one buffer; None: the sink wants it whole."""
+        """For an object that is too large for one read; None: the sink wants it whole."""
 
 
 class Handing:
-    """Hands every verified object to a function."""
+    """Hands every verified object, whole, to a function."""
 
     def __init__(self, deliver: Deliver) -> None:
         self._deliver = deliver
@@ -81,15 +79,18 @@ class Handing:
 class Copying:
     """Copies objects into a buffer at ``starts``; where one turns out to be damaged, zeros are left.
 
-    What is checked is what was copied: one compiled pass over the bytes does both, without the GIL.
+    One compiled pass over the bytes copies and checks them.
     """
 
     def __init__(self, into: Bytes, starts: IntArray) -> None:
-        self._into, self._starts = into, starts
+        # Only here: who stores, or has objects handed over, needs no compiler.
+        from kvloom.tiers.hashing import many
+
+        self._into, self._starts, self._many = into, starts, many
 
     def take(self, arrived: Arrived) -> npt.NDArray[np.bool_]:  # noqa: D102
         to = self._starts[arrived.numbers]
-        made = many.digests(arrived.data, arrived.starts, arrived.lengths, to + self._into.ctypes.data)
+        made = self._many.digests(arrived.data, arrived.starts, arrived.lengths, to + self._into.ctypes.data)
         good: npt.NDArray[np.bool_] = (made == arrived.checks).all(axis=1)
         for i in np.flatnonzero(~good).tolist():
             self._into[to[i] : to[i] + arrived.lengths[i]] = 0
@@ -97,22 +98,18 @@ class Copying:
 
     def stream(self, number: int, length: int) -> _Copy:  # noqa: D102
         start = int(self._starts[number])
-        return _Copy(self._into[start : start + length])
+        return _Copy(self._into[start : start + length], self._many.Parts(length, self._into.ctypes.data + start))
 
 
 class _Copy:
-    def __init__(self, into: Bytes) -> None:
-        self._into, self._done, self._state = into, 0, xxhash.xxh3_128()
+    def __init__(self, into: Bytes, parts: Parts) -> None:
+        self._into, self._parts = into, parts
 
     def add(self, part: Bytes) -> None:
-        for begin in range(0, len(part), BLOCK):
-            block = part[begin : begin + BLOCK]
-            self._state.update(block.data)
-            self._into[self._done : self._done + len(block)] = block
-            self._done += len(block)
+        self._parts.add(part)
 
     def end(self, check: bytes) -> bool:
-        good = self._done == len(self._into) and self._state.digest() == check
+        good = bool(check) and self._parts.digest() == check
         if not good:
             self._into[:] = 0
         return good

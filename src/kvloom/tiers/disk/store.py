@@ -15,6 +15,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from kvloom.config import exact_size
 from kvloom.errors import InputError, StoreError
 from kvloom.tiers.contract import Usage
 from kvloom.tiers.disk import lookups
@@ -110,7 +111,8 @@ class DiskStore:
         InputError for a cap that is too small.
         """
         if capacity_bytes is not None and capacity_bytes < MINIMUM:
-            raise InputError(f"a store of {capacity_bytes} bytes is too small; use at least {MINIMUM}")
+            least = exact_size(MINIMUM)
+            raise InputError(f"store {directory}: {exact_size(capacity_bytes)} are too few; use at least {least}")
         ops = ops or FileOps()
         try:
             place = Directory(Path(directory), ops, create=create)
@@ -119,7 +121,10 @@ class DiskStore:
             made._index.create()
             made._index.run(made._settle)
         except OSError as error:
-            raise StoreError(f"{directory} cannot be used as a store: {error}") from error
+            reason = error.strerror or error
+            raise StoreError(
+                f"{directory} cannot be used as a store: {reason}; name a directory on a disk that you may write to"
+            ) from error
         return made
 
     def _settle(self, index: Index) -> None:

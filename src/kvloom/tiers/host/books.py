@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import xxhash
@@ -19,7 +22,6 @@ from kvloom.tiers.host.arrays import (
     GENERATION,
     HEAT,
     HELD,
-    KEY,
     LAYOUT,
     NEEDS,
     NODES,
@@ -46,7 +48,17 @@ from kvloom.types import AnyArray, IntArray
 ROUND_LEAST = 16
 """A round of the clock is as many events as there are units, but at least these."""
 CHAIN_STEP = 256
+_MOST_AHEAD = 256
+"""Units that are put in order before they are asked for."""
 NO_NEEDS = np.empty((0, 4), np.int32)
+
+
+def _untouched(count: int, dtype: type[np.generic]) -> AnyArray:
+    """Zeros that cost nothing until they are written, unlike what the allocator has used before."""
+    made = mmap.mmap(-1, max(1, count) * np.dtype(dtype).itemsize)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        made.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(made, dtype)
 
 
 def words(data: Digests) -> AnyArray:
@@ -158,11 +170,28 @@ class Books:
         row = self.a.heat[n]
         return float(row[HEAT] * 2.0 ** (row[AT] - self.clock))
 
-    def in_order(self) -> list[int]:
-        """Units, the one that goes next first."""
-        found = self.a.heap[: int(self.a.scalars[UNITS])]
-        rows = self.a.heat[found]
-        return [int(n) for n in found[np.lexsort((found, -self.a.node[found, DEPTH], rows[:, AT], rows[:, KEY]))]]
+    def in_order(self) -> Iterator[int]:
+        """Units, the one that goes next first; takes time for those that are asked for.  Nothing may change meanwhile.
+
+        The order is that of their worth, of their last use, and of their length.
+        """
+        ahead, size = _untouched(self.units, np.int64), np.array([min(1, self.units)])
+        some = 8
+        while size[0] > 0:
+            some = min(2 * some, _MOST_AHEAD)
+            out = np.empty(some, np.int64)
+            yield from out[: int(heap.walk(self.a, ahead, size, out))].tolist()
+
+    def going(self) -> Iterator[tuple[int, IntArray]]:
+        """Units in this order, each with the objects that nobody needs who goes later."""
+        objects = int(self.a.scalars[TOP_OBJECT])
+        passed, out, count = _untouched(objects, np.int32), _untouched(objects, np.int64), 0
+        for n in self.in_order():
+            before, needs = count, self.needs_of(n)
+            if needs is not None:
+                serial = int(self.a.node64[n, SERIAL])
+                count = int(counting.pass_over(self.a, n, needs, serial, passed, out, count))
+            yield n, out[before:count]
 
     # ---------------------------------------------------------------- removing
 

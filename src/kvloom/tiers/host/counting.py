@@ -104,19 +104,22 @@ def drop_refs(a: Any, end: int, needs: AnyArray, serial: int) -> None:
 
 
 @jit
-def would_free(a: Any, end: int, needs: AnyArray, serial: int, refs: AnyArray) -> int:
-    """``drop_refs`` on a copy of all counts: pages that would be free."""
-    total = 0
+def pass_over(a: Any, end: int, needs: AnyArray, serial: int, passed: AnyArray, out: AnyArray, count: int) -> int:
+    """``drop_refs`` on paper: ``passed`` counts units that are passed over, by object.
+
+    Appends the objects that nobody else needs to the ``count`` ones in ``out``; how many these are then.
+    """
     while end >= 0:
         x = a.node[end, FIRST]
         while x >= 0:
             if a.obj64[x, BORN] <= serial and _needed(needs, a.obj[x, GROUP], a.node[end, DEPTH], a.obj[x, COLUMN]):
-                refs[x] -= 1
-                if refs[x] == 0:
-                    total += (a.obj[x, LENGTH] + 4095) >> 12
+                passed[x] += 1
+                if passed[x] == a.obj[x, REFS]:
+                    out[count] = x
+                    count += 1
             x = a.obj[x, NEXT]
         end = a.node[end, PARENT]
-    return total
+    return count
 
 
 @jit

@@ -78,6 +78,39 @@ def forget(a: Any, n: int) -> None:
 
 
 @jit
+def walk(a: Any, ahead: AnyArray, size: AnyArray, out: AnyArray) -> int:
+    """The next units in the order in which they go, as many as ``out`` takes; how many.  The heap stays as it is.
+
+    In a heap what goes next after some is below one of them: ``ahead`` holds these places, ``size[0]`` of them, itself
+    a heap.  It begins with place 0, and takes as many places as there are units.
+    """
+    count = 0
+    while count < len(out) and size[0] > 0:
+        place, last = ahead[0], ahead[size[0] - 1]
+        size[0] -= 1
+        at = 0
+        while 2 * at + 1 < size[0]:
+            down = 2 * at + 1
+            if down + 1 < size[0] and _sooner(a, a.heap[ahead[down + 1]], a.heap[ahead[down]]):
+                down += 1
+            if not _sooner(a, a.heap[ahead[down]], a.heap[last]):
+                break
+            ahead[at] = ahead[down]
+            at = down
+        ahead[at] = last
+        out[count] = a.heap[place]
+        count += 1
+        for child in range(2 * place + 1, min(2 * place + 3, a.scalars[UNITS])):
+            at = size[0]
+            size[0] += 1
+            while at > 0 and _sooner(a, a.heap[child], a.heap[ahead[(at - 1) >> 1]]):
+                ahead[at] = ahead[(at - 1) >> 1]
+                at = (at - 1) >> 1
+            ahead[at] = child
+    return count
+
+
+@jit
 def below(a: Any, node: int, out: AnyArray) -> int:
     """Units that end at or below a node, in ``out``; how many."""
     count = 0

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from kvloom.tiers.hashing.xxh3 import SECRET, scratch
 from kvloom.tiers.host import checked, nodes, pages, records
 from kvloom.tiers.host.arrays import CHECK, RUN
 from kvloom.tiers.host.books import Books, words
-from kvloom.tiers.hashing.xxh3 import SECRET, scratch
 from kvloom.tiers.values import OBJECT, Places, ReadResult, Result
 from kvloom.types import AnyArray, IntArray
 

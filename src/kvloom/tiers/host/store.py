@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from kvloom.config import exact_size
 from kvloom.errors import InputError
 from kvloom.tiers.contract import Usage
-from kvloom.tiers.host import arrays, counting, pages
+from kvloom.tiers.host import arrays, pages
 from kvloom.tiers.host.arrays import CHECK, FORM, GENERATION, GRADE, HELD, LENGTH, PAGE, RUN, STATE
 from kvloom.tiers.host.books import Books
 from kvloom.tiers.host.listing import catalogue, finding, places_by_layout, unit_of
@@ -93,7 +94,8 @@ class HostStore:
         threads: int = THREADS,
     ) -> None:
         if capacity_bytes < arrays.MINIMUM:
-            raise InputError(f"a host tier of {capacity_bytes} bytes is too small; use at least {arrays.MINIMUM}")
+            least = exact_size(arrays.MINIMUM)
+            raise InputError(f"host: a tier of {exact_size(capacity_bytes)} is too small; use at least {least}")
         if object_bytes < PAGE or threads not in {1, 2}:
             raise InputError(f"a host tier takes objects of {PAGE} bytes or more on average, and 1 or 2 threads")
         count = arrays.pages_within(capacity_bytes, object_bytes)
@@ -181,7 +183,7 @@ class HostStore:
         """See ``Tier.clear``."""
         with self._books.lock:
             if layout is None or root is None:
-                gone = self._books.in_order()
+                gone = self._books.a.heap[: self._books.units].tolist()
             else:
                 gone = self._books.units_below(self._books.root(layout, root))
             for n in gone:
@@ -207,18 +209,20 @@ class HostStore:
     # ---------------------------------------------------------------- moving on
 
     def coldest(self, n_bytes: int) -> list[tuple[bytes, bytes]]:
-        """(layout, digest) of the units that would have to go next for so many bytes to be free, in that order."""
+        """(layout, digest) of the units that would have to go next for so many bytes to be free, in that order.
+
+        Takes time for what it returns, however many units there are.
+        """
         books, need = self._books, int(pages_of(np.array([n_bytes]))[0])
-        made = []
+        made: list[tuple[bytes, bytes]] = []
+        if need <= 0:
+            return made
         with books.lock:
-            refs = books.a.obj[:, arrays.REFS].copy()
-            for n in books.in_order():
+            for n, free in books.going():
+                made.append((books.layout_of(n), books.digest_of(n)))
+                need -= int(pages_of(books.a.obj[free, LENGTH]).sum())
                 if need <= 0:
                     break
-                needs = books.needs_of(n)
-                made.append((books.layout_of(n), books.digest_of(n)))
-                if needs is not None:
-                    need -= int(counting.would_free(books.a, n, needs, int(books.a.node64[n, arrays.SERIAL]), refs))
         return made
 
     def unit(self, layout: bytes, digest: bytes) -> Unit | None:
@@ -241,20 +245,15 @@ class HostStore:
 
         Those of the units that go next come first, until they are ``most_bytes`` together; one value for every layout.
         """
-        books, a, need = self._books, self._books.a, most_bytes
+        books, need = self._books, most_bytes
+        found = [np.empty(0, np.int64)]
         with books.lock:
-            refs = a.obj[:, arrays.REFS].copy()
-            held = (a.obj[:, STATE] == HELD) & (a.obj[:, arrays.FORM] == PayloadForm.RAW)
-            for n in books.in_order():
-                needs = books.needs_of(n)
-                if need <= 0:
+            for n, free in books.going():
+                if need <= 0 or books.heat(n) >= below:  # what goes later is used more
                     break
-                if books.heat(n) < below and needs is not None:
-                    free = held & (refs > 0)
-                    counting.would_free(a, n, needs, int(a.node64[n, arrays.SERIAL]), refs)
-                    need -= int(a.obj[free & (refs == 0), LENGTH].sum())
-            rows = np.flatnonzero(held & (refs == 0)).astype(np.int64)
-            return places_by_layout(books, rows)
+                found.append(free[books.a.obj[free, FORM] == PayloadForm.RAW])
+                need -= int(books.a.obj[found[-1], LENGTH].sum())
+            return places_by_layout(books, np.concatenate(found))
 
     def rewrite(
         self, places: Places, payloads: Sequence[bytes | memoryview | AnyArray], form: PayloadForm, grade: Grade

@@ -10,8 +10,8 @@ import numpy as np
 from kvloom.tiers.values import DIGEST, OBJECT
 from kvloom.types import AnyArray, Int32Array, IntArray
 
-ROW = np.dtype([*OBJECT.descr, ("refs", "<i4"), ("generation", "<u4"), ("depth", "<i4")])
-"""An object: how many units need it, what changes with its payload, and the depth of its node."""
+ROW = np.dtype([*OBJECT.descr, ("refs", "<i4"), ("serial", "<i8"), ("depth", "<i4")])
+"""An object: how many units need it, the number of its payload (0: none), and the depth of its node."""
 NO_ROWS: IntArray = np.empty(0, np.int64)
 
 
@@ -23,11 +23,15 @@ class End:
         needs: int64 ``[k, 4]``: group, first node, first column, count.
         rows: int32, the objects of its chain that it needs: those that were there when it was published.
         n_bytes: that these take.
+        record: bytes that the unit takes besides.
+        serial: number of this publication.
     """
 
     needs: IntArray
     rows: Int32Array
     n_bytes: int
+    record: int
+    serial: int
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +39,7 @@ class Node:
     """A node of a chain, or a root, whose depth is -1.
 
     Attributes:
-        tokens: of this node alone.
+        tokens: how many this node alone has; ``text``: which ones, where the ledger keeps them.
         n_bytes: that it takes besides its objects.
         anchors: publications under way that build on it.
         rows: int64, its objects.
@@ -48,6 +52,7 @@ class Node:
     parent: Node | None
     depth: int
     tokens: int = 0
+    text: Int32Array | None = None
     n_bytes: int = 0
     anchors: int = 0
     rows: IntArray = field(default_factory=lambda: NO_ROWS)
@@ -68,6 +73,24 @@ class Node:
         chain.reverse()
         return chain
 
+    def ends(self) -> list[Node]:
+        """Nodes at or below this one at which a unit ends."""
+        found, left = [], [self]
+        while left:
+            node = left.pop()
+            left.extend(node.children.values())
+            if node.unit is not None:
+                found.append(node)
+        return found
+
+    @property
+    def root(self) -> Node:
+        """Where its chain begins."""
+        node = self
+        while node.parent is not None:
+            node = node.parent
+        return node
+
 
 def needed(needs: IntArray, group: AnyArray, depth: AnyArray, column: AnyArray) -> AnyArray:
     """Which objects some of ``needs`` ask for; bool ``[n]``."""
@@ -84,13 +107,14 @@ def asked(need: IntArray, group: AnyArray, depth: AnyArray, column: AnyArray) ->
 
 
 class Books:
-    """Nodes and objects; the tier sees to their bytes."""
+    """Nodes and objects, and no bytes."""
 
     def __init__(self) -> None:
         self.nodes: dict[tuple[bytes, bytes], Node] = {}
         self.roots: dict[tuple[bytes, bytes], Node] = {}
         self.rows = np.zeros(1024, ROW)
         self.objects = self.units = 0
+        self.serial = 0
         self._free: list[int] = []
         self._top = 0
 
@@ -121,9 +145,14 @@ class Books:
         self.objects += count
         return made
 
+    def number(self, count: int) -> IntArray:
+        """So many numbers that no payload ever had."""
+        self.serial += count
+        return np.arange(self.serial - count + 1, self.serial + 1)
+
     def new_node(self, layout: bytes, digest: bytes, parent: Node, tokens: int, n_bytes: int) -> Node:
         """A node below ``parent``."""
-        made = Node(layout, digest, parent, parent.depth + 1, tokens, n_bytes)
+        made = Node(layout, digest, parent, parent.depth + 1, tokens, n_bytes=n_bytes)
         self.nodes[layout, digest] = parent.children[digest] = made
         return made
 
@@ -133,7 +162,7 @@ class Books:
         """Drop objects of a chain that nobody needs."""
         if not len(rows):
             return
-        self.rows["generation"][rows] += 1
+        self.rows["serial"][rows] = 0
         self._free.extend(rows.tolist())
         self.objects -= len(rows)
         gone = set(rows.tolist())

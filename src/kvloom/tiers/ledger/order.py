@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import enum
 import heapq
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-from kvloom.replay.virtual.books import Node
-from kvloom.replay.virtual.medium import Order
+from kvloom.tiers.ledger.nodes import Node
 
 ROUND_LEAST = 16
 HITS_THAT_COUNT = 4
+STALE_LEAST = 64
+
+
+class Order(enum.Enum):
+    """Which unit goes first."""
+
+    HEAT = "heat"
+    """As in ``tiers.host``: an access counter that halves with every round of the clock."""
+    ROUNDS = "rounds"
+    """As in ``tiers.disk``: used longest ago, a hit counting like half a round of all units, four of them at most."""
 
 
 class Going(ABC):
@@ -24,6 +34,10 @@ class Going(ABC):
     @abstractmethod
     def forget(self, node: Node) -> None:
         """No unit ends there any more."""
+
+    @abstractmethod
+    def worth(self, node: Node) -> float:
+        """Its uses, as far as they still count."""
 
     @abstractmethod
     def first(self) -> Node | None:
@@ -51,11 +65,18 @@ class ByHeat(Going):
         node.stamp = self._number
         key = math.log2(node.hits) + self._clock
         heapq.heappush(self._heap, (key, node.moment, -node.depth, node.stamp, node))
+        if len(self._heap) > 2 * self._units + STALE_LEAST:
+            self._heap = [each for each in self._heap if each[3] == each[4].stamp]
+            heapq.heapify(self._heap)
 
     def forget(self, node: Node) -> None:
         """See ``Going``."""
         self._units -= node.stamp != 0
         node.hits, node.stamp = 0.0, 0
+
+    def worth(self, node: Node) -> float:
+        """See ``Going``."""
+        return node.hits * math.exp2(node.moment - self._clock)
 
     def first(self) -> Node | None:
         """See ``Going``."""
@@ -100,6 +121,10 @@ class ByRounds(Going):
             self._sorted.pop()
         else:
             self._sorted = None
+
+    def worth(self, node: Node) -> float:
+        """See ``Going``."""
+        return node.hits
 
     def first(self) -> Node | None:
         """See ``Going``."""
