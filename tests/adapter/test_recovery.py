@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.adapter.shop import Shop, flip  # noqa: E402
+from tests.adapter.shop import SHAPE, Shop, flip  # noqa: E402
+from tests.adapter.slow_tier import SlowTier  # noqa: E402
 
-from kvloom.adapters.transformers import Engine  # noqa: E402
+from kvloom.adapters.transformers import Engine, attach  # noqa: E402
 from kvloom.adapters.transformers.recovering import NOTHING, joined  # noqa: E402
 from kvloom.bench.recovery import SlowReads  # noqa: E402
 from kvloom.manager.ways import Way  # noqa: E402
@@ -117,6 +119,36 @@ def test_a_disk_that_hardly_moves_costs_a_tenth(shop: Shop) -> None:
         assert reused < len(ids) - 1
         assert recoverer.recovery.stats.given_up == 1
         ops.speed = None
+
+
+def test_a_disk_that_does_not_say_what_it_has_costs_a_tenth(shop: Shop) -> None:
+    """Nothing was ever loaded; what computing takes is known, and a question is worth a tenth of it."""
+    ids, let = shop.ids(20 * 32 + 5), threading.Event()
+    with planned(shop, "gpt_oss", store=shop.store()) as engine:
+        shop.ask(engine, ids)
+    tier = SlowTier(shop.store())
+    lookup = tier.lookup
+
+    def hang(*args: Any, **names: Any) -> Any:
+        let.wait(60.0)
+        return lookup(*args, **names)
+
+    tier.lookup = hang
+    let.set()
+    options = {**SHAPE, "device": "16MiB"}
+    with attach(shop.lab.model("gpt_oss", "float32"), **options, tiers=[tier], replay="auto") as engine:
+        shop.ask(engine, shop.ids(20 * 32, seed=8))
+        let.clear()
+        began = time.perf_counter()
+        try:
+            reused, found = shop.ask(engine, ids)
+            seconds = time.perf_counter() - began
+        finally:
+            let.set()
+        assert found.same_as(shop.cold(engine, ids))
+        assert reused == 0
+        assert engine.cold.links[0].stats.unanswered > 0
+        assert seconds < 10.0, "it waited as long as a load may take"
 
 
 def test_a_way_that_is_forced(shop: Shop) -> None:

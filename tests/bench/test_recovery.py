@@ -14,19 +14,23 @@ pytest.importorskip("transformers")
 
 from typer.testing import CliRunner
 
-from kvloom.bench.recovery import SHORT, Cell, Result, SlowReads, Sweep, run_all, verdict
+from kvloom.bench.recovery import SHORT, SlowReads, Sweep, run_all
+from kvloom.bench.recovery_cells import Cell, Result, verdict
 from kvloom.cli.app import app
 
 
 def cell(best: str, picked: str = "", planner: float = 1.0, **measured: float) -> Cell:
     times = {"recompute": 4.0, "restore": 2.0, "exact_replay": 3.0} | measured
     times[best] = 1.0
-    return Cell("short windows", 64, 1e6, "empty", times, picked or best, planner, dict.fromkeys(times), 0)
+    expected = dict.fromkeys(times)
+    return Cell(
+        "short windows", 64, 1e6, "empty", times, picked or best, planner, expected, 0, times["recompute"], 0.0, 7, 0
+    )
 
 
 def test_a_few_cells(tmp_path: Path) -> None:
     told: list[int] = []
-    sweep = Sweep(SHORT.models, (320,), (1e9,), rounds=1)
+    sweep = Sweep(SHORT.models, (320,), (1e9,), rounds=1, cell_s=0.0)
     result = run_all(sweep, lambda _what, done, _of: told.append(done), tmp_path)
     assert told == [1, 2]
     lost, empty = result.cells

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from kvloom.manager.estimates import Fit
-from kvloom.manager.recovery import RETRY, Recovery
+from kvloom.manager.recovery import LEAST_PATIENCE, RETRY, Recovery
 from kvloom.manager.surveys import Reach, Survey
-from kvloom.manager.ways import PATIENCE, Choice, Option, Way, Why
+from kvloom.manager.ways import LATE, PATIENCE, Choice, Option, Way, Why
 from kvloom.spec.model_spec import GroupSpec, ModelSpec, TensorSpec
 from kvloom.types import Grade, Kind
 
@@ -189,6 +189,12 @@ def test_a_load_is_given_up_when_it_is_not_worth_it() -> None:
     assert compute is not None
     assert not choice.give_up(0.9 * PATIENCE * compute, 0.0), "a tenth is always waited for"
     assert choice.give_up(1.01 * PATIENCE * compute, 0.0), "nothing came"
+    assert load is not None
+    latency, first = choice.chosen.latency_s, 0.3
+    due = latency + first * (load - latency)
+    assert due > PATIENCE * compute
+    assert not choice.give_up(0.99 * LATE * due, 0.0, first), "its first piece is hardly late"
+    assert choice.give_up(1.01 * LATE * due, 0.0, first), "nor did it come then"
     assert choice.give_up(0.2 * compute, 0.1), "at this rate it ends later than computing would"
     assert not choice.give_up(0.2 * compute, 0.5), "on time"
     assert not choice.give_up(0.5 * compute, 0.9)
@@ -196,6 +202,13 @@ def test_a_load_is_given_up_when_it_is_not_worth_it() -> None:
     assert choice.deadline_s == pytest.approx((1 + PATIENCE) * compute, rel=0.01)
     small = recovery.choose(survey(1024, stored=1 << 16)).give_up
     assert not small(0.2 * compute, 0.1), "late, but it was so short that it still ends early"
+
+
+def test_a_question_is_worth_a_tenth_of_computing() -> None:
+    assert Recovery(SPEC, ["disk"]).patience_s(1 << 20) is None
+    world, recovery = taught(FAST)
+    assert recovery.patience_s(64) == LEAST_PATIENCE
+    assert recovery.patience_s(1 << 18) == pytest.approx(PATIENCE * world.run(0, 1 << 18), rel=0.02)
 
 
 def test_what_happens_is_learned_and_shown() -> None:
@@ -217,6 +230,34 @@ def test_what_happens_is_learned_and_shown() -> None:
     assert shown["tiers"]["disk"]["s_per_byte"] == pytest.approx(1e-9, rel=0.05)
     chunk = shown["prefill"]["s_per_forward"] + 32 * shown["prefill"]["s_per_token"]
     assert chunk == pytest.approx(1e-4 + 32 * 5e-5, rel=0.05)
+
+
+def test_what_every_way_costs_beside_its_parts_is_learned() -> None:
+    """Loads of all sizes take 4 ms more than their reads: what is small is computed then, what is large loaded."""
+    world, recovery = taught(FAST)
+    sizes = [(96, 1 << 14), (1024, 1 << 20), (256, 1 << 16), (2048, 4 << 20)]
+
+    def asked(tokens: int, n_bytes: int) -> Survey:
+        return Survey(tokens, 0, Grade.FAITHFUL, (reach(tokens, n_bytes),), ())
+
+    assert recovery.choose(asked(*sizes[0])).way is Way.RESTORE
+    for tokens, n_bytes in 20 * sizes:
+        choice = recovery.choose(asked(tokens, n_bytes), Way.RESTORE)
+        recovery.observed(choice, 4e-3 + world.seconds(choice.chosen, tokens))
+    for tokens, n_bytes in sizes:
+        option = recovery.choose(asked(tokens, n_bytes)).options[1]
+        assert option.expected_s == pytest.approx(4e-3 + world.seconds(option, tokens), rel=0.1)
+    assert recovery.choose(asked(*sizes[0])).way is Way.RECOMPUTE
+    assert recovery.choose(asked(*sizes[1])).way is Way.RESTORE
+
+
+def test_a_load_that_was_given_up_teaches_only_that_a_tier_is_slower() -> None:
+    _, recovery = taught(FAST)
+    before = recovery.load_s(0, 1 << 20)
+    recovery.late(0, 1 << 20, 0.5 * before)
+    assert recovery.load_s(0, 1 << 20) == before
+    recovery.late(0, 1 << 20, 3.0 * before)
+    assert recovery.load_s(0, 1 << 20) > 1.1 * before
 
 
 def test_given_up_loads_teach_no_bias() -> None:
@@ -280,3 +321,13 @@ def test_choices_are_values() -> None:
     with pytest.raises(AttributeError):
         choice.why = Why.ONLY
     assert {"way", "position", "load_bytes", "replay_tokens"} <= choice.chosen.to_json().keys()
+
+
+def test_a_prior_is_an_estimate_that_observations_outweigh() -> None:
+    fit = Fit(2, keep=0.9, prior=((0.0, 1.0), 1.0))
+    assert fit.knows
+    assert fit.estimate((1.0, 0.25)) == pytest.approx(0.25, rel=1e-5)
+    for seconds in 20 * (1.0, 2.0, 4.0):
+        fit.observe((1.0, seconds), 0.5 + 1.5 * seconds)
+    assert fit.estimate((1.0, 2.0)) == pytest.approx(3.5, rel=0.05)
+    assert not Fit(2).knows

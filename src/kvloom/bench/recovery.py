@@ -2,7 +2,7 @@
 
 The models are tiny and random, and of different shapes: short windows (a replay is cheap), many windows (a replay is
 long), wide layers (computing is slow).  The disk is a store whose reads sleep until a disk of the given speed would
-have been done.  In every cell the planner's own runs and forced runs of each way take turns.
+have been done.  In every cell the planner's own runs and forced runs of each way take turns, computing twice.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import statistics
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 from kvloom.adapters.transformers import Engine, attach
 from kvloom.adapters.transformers.forward import forward_chunk
 from kvloom.adapters.transformers.recovering import Recoverer
+from kvloom.bench.recovery_cells import Cell, Result
 from kvloom.manager.ways import Way
 from kvloom.testing.families import random_model, tiny_config
 from kvloom.tiers.disk import DiskStore
@@ -31,10 +32,6 @@ from kvloom.types import Kind
 
 SEGMENT, BLOCK = 64, 16
 LATENCY_S = 5e-4
-NOISE = 0.05
-"""What is within this of the best is as good."""
-WORSE = 0.1
-"""How much later than by computing the first token may come."""
 Report = Callable[[str, int, int], None]
 
 _SLIDING = "sliding_attention"
@@ -69,88 +66,20 @@ class Sweep:
     Attributes:
         models, contexts, speeds: the cells are all combinations, once with the compressed state on the device and
             the windows lost, once with an empty device.
-        rounds: turns of every way in every cell.
+        rounds: turns of every way in every cell, at least.
+        cell_s: seconds of a cell; a short one gets up to ``MOST_ROUNDS`` turns in that time.
     """
 
     models: tuple[str, ...] = tuple(MODELS)
     contexts: tuple[int, ...] = CONTEXTS
     speeds: tuple[float, ...] = SPEEDS
     rounds: int = 7
+    cell_s: float = 3.0
 
 
-SHORT = Sweep(("short windows",), (192, 768), (0.25e6, 256e6), 3)
+MOST_ROUNDS, MOST_TOKENS = 31, 4096
+SHORT = Sweep(("short windows",), (192, 768), (0.25e6, 256e6), 3, 0.0)
 """For a quick check that all of it works."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One cell; seconds to the first token, medians.
-
-    Attributes:
-        model, tokens, bytes_per_s: where; ``device``: ``windows lost`` or ``empty``.
-        measured_s: by way, of runs that were forced to go it and of the planner's that went it.
-        picked: what the planner took most often; ``planner_s``: its own runs.
-        estimated_s: what it expected of every way in its last run.
-        replayed: tokens that the replay forwarded, 0 where there was none.
-    """
-
-    model: str
-    tokens: int
-    bytes_per_s: float
-    device: str
-    measured_s: dict[str, float]
-    picked: str
-    planner_s: float
-    estimated_s: dict[str, float | None]
-    replayed: int
-
-    @property
-    def best(self) -> str:
-        """The way that was measured fastest."""
-        return min(self.measured_s, key=lambda way: self.measured_s[way])
-
-    @property
-    def regret(self) -> float:
-        """How much longer than the best way what was picked takes, as a share."""
-        return self.measured_s[self.picked] / self.measured_s[self.best] - 1.0
-
-    @property
-    def against_computing(self) -> float:
-        """The planner's time as a share of computing's."""
-        return self.planner_s / self.measured_s[Way.RECOMPUTE.value]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        shown = {"best": self.best, "regret": self.regret, "against_recompute": self.against_computing}
-        return asdict(self) | shown
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """All cells."""
-
-    cells: tuple[Cell, ...]
-
-    def best(self) -> Counter[str]:
-        """In how many cells every way was best."""
-        return Counter(cell.best for cell in self.cells)
-
-    def right(self) -> int:
-        """In how many cells the best way was picked, within the noise."""
-        return sum(cell.regret <= NOISE for cell in self.cells)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        worst = max((cell.against_computing for cell in self.cells), default=0.0)
-        return {
-            "cells": len(self.cells),
-            "best": dict(self.best()),
-            "picked": dict(Counter(cell.picked for cell in self.cells)),
-            "best_picked": self.right(),
-            "worst_against_recompute": worst,
-            "worse_than_recompute": sum(cell.against_computing > 1.0 + WORSE for cell in self.cells),
-            "rows": [cell.to_json() for cell in self.cells],
-        }
 
 
 class SlowReads(FileOps):
@@ -204,34 +133,49 @@ def _of_model(name: str, sweep: Sweep, place: Path) -> Iterator[Cell]:
             for tokens, ids in prompts.items():
                 bench.first_token(ids, Way.RECOMPUTE)
                 for device, lose in (("windows lost", bench.lose_windows), ("empty", bench.lose_all)):
-                    yield _cell(bench, name, speed, device, tokens, sweep.rounds, functools.partial(lose, ids))
+                    yield _cell(bench, name, speed, device, tokens, sweep, functools.partial(lose, ids))
 
 
 def _cell(
-    bench: _Bench, model: str, speed: float, device: str, tokens: int, rounds: int, lose: Callable[[], torch.Tensor]
+    bench: _Bench, model: str, speed: float, device: str, tokens: int, sweep: Sweep, lose: Callable[[], torch.Tensor]
 ) -> Cell:
-    ways: list[Way | None] = [None, Way.RECOMPUTE, Way.RESTORE, Way.EXACT_REPLAY]
-    taken: dict[Way | None, list[float]] = {way: [] for way in ways}
+    turns = (None, Way.RECOMPUTE, Way.RECOMPUTE, Way.RESTORE, Way.EXACT_REPLAY)
+    own, again, openings = list[float](), list[float](), list[float]()
+    taken: dict[Way, list[float]] = {way: [] for way in turns if way is not None}
     picked, estimated, replayed = Counter[str](), dict[str, float | None](), 0
-    draw = np.random.default_rng(tokens)
-    for _ in range(rounds):
-        for way in (ways[i] for i in draw.permutation(len(ways))):
-            ids = lose()
+    draw, ends, rounds, given_up = np.random.default_rng(tokens), time.perf_counter() + sweep.cell_s, 0, 0
+    while rounds < sweep.rounds or (rounds < MOST_ROUNDS and time.perf_counter() < ends):
+        rounds += 1
+        for turn in draw.permutation(len(turns)):
+            way, ids = turns[turn], lose()
             before = bench.recovery.stats.replayed_tokens
-            seconds, went = bench.first_token(ids, way)
+            seconds, opening, went = bench.first_token(ids, way)
             if way is None:
+                own.append(seconds)
                 picked[went["way"]] += 1
+                given_up += went["given_up"]
                 estimated = {option["way"]: option["expected_s"] for option in went["options"]}
                 if not went["given_up"]:
                     taken[Way(went["way"])].append(seconds)
-            elif went["way"] == way.value:
+            elif went["way"] == way.value:  # else it was not possible here
                 replayed = max(replayed, bench.recovery.stats.replayed_tokens - before)
-            else:
-                continue  # it was not possible here
-            taken[way].append(seconds)
-    measured = {way.value: statistics.median(times) for way, times in taken.items() if way is not None and times}
-    planner = statistics.median(taken[None])
-    return Cell(model, tokens, speed, device, measured, picked.most_common(1)[0][0], planner, estimated, replayed)
+                (again if turn == 2 else taken[way]).append(seconds)
+                openings += [opening] if way is Way.RECOMPUTE else []
+    return Cell(
+        model,
+        tokens,
+        speed,
+        device,
+        {way.value: statistics.median(times) for way, times in taken.items() if times},
+        picked.most_common(1)[0][0],
+        statistics.median(own),
+        estimated,
+        replayed,
+        statistics.median(again),
+        statistics.median(openings),
+        rounds,
+        given_up,
+    )
 
 
 class _Bench:
@@ -242,17 +186,18 @@ class _Bench:
         self.engine, self.recoverer = engine, engine.recoverer
         self.recovery = self.recoverer.recovery
 
-    def first_token(self, ids: torch.Tensor, way: Way | None) -> tuple[float, dict[str, Any]]:
-        """Seconds to the first token of a prompt, and what was chosen and expected."""
+    def first_token(self, ids: torch.Tensor, way: Way | None) -> tuple[float, float, dict[str, Any]]:
+        """Seconds to the first token of a prompt, those before its first forward, and what was chosen and expected."""
         recoverer: Recoverer = self.recoverer
         recoverer.forced = way
         began = time.perf_counter()
         with self.engine.open(ids) as session:
+            opened = time.perf_counter() - began
             session.prefill()
             forward_chunk(session.model, ids[:, session.length :], session.cache, session.length)
             seconds = time.perf_counter() - began
         self.settle()
-        return seconds, self.recovery.to_json()["choices"][-1]
+        return seconds, opened, self.recovery.to_json()["choices"][-1]
 
     def settle(self) -> None:
         """What waits to be stored is."""
@@ -273,16 +218,3 @@ class _Bench:
 def _prompt(tokens: int, seed: int) -> torch.Tensor:
     """``tokens`` and one more, which is always computed."""
     return torch.randint(0, 320, (1, tokens + 1), generator=torch.Generator().manual_seed(seed))
-
-
-def verdict(result: Result, needed: Sequence[Way] = (Way.RECOMPUTE, Way.RESTORE, Way.EXACT_REPLAY)) -> list[str]:
-    """What a full sweep should show and this one does not."""
-    found, best = [], result.best()
-    found += [f"{way.value} was best in {best[way.value]} cells" for way in needed if best[way.value] < 5]
-    if result.right() < 0.9 * len(result.cells):
-        found.append(f"the best way was picked in {result.right()} of {len(result.cells)} cells")
-    slow = [cell for cell in result.cells if cell.against_computing > 1.0 + WORSE]
-    if slow:
-        worst = max(slow, key=lambda cell: cell.against_computing)
-        found.append(f"{len(slow)} cells were more than a tenth slower than computing; the worst {worst.to_json()}")
-    return found

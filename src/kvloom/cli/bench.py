@@ -209,7 +209,15 @@ def data(
 @guarded
 def recovery(
     short: Annotated[bool, typer.Option("--short", help="A few cells only, to see that it works.")] = False,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Turns of every way in every cell (default: 7).")] = None,
+    models: Annotated[str, typer.Option(help="Which of the models, with commas between (default: all).")] = "",
+    contexts: Annotated[str, typer.Option(help="Tokens of the prompts, with commas between.")] = "",
+    speeds: Annotated[str, typer.Option(help="MB/s of the disk, with commas between.")] = "",
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Turns of every way in every cell, at least (default: 7).")
+    ] = None,
+    cell: Annotated[
+        float | None, typer.Option(min=0.0, help="Seconds of a cell that has had its rounds (default: 3).")
+    ] = None,
     directory: Annotated[
         Path | None,
         typer.Option(help="Where the disk store lies meanwhile (default: the temporary folder)."),
@@ -221,19 +229,16 @@ def recovery(
     """Computing, restoring and replaying, each measured, beside what the planner picked: disk speed, context, model."""
     import shutil
     import tempfile
-    from dataclasses import replace
 
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from kvloom.bench.recovery import SHORT, Sweep, run_all
-    from kvloom.cli.bench_recovery import sheet, summary
+    from kvloom.bench.recovery import run_all
+    from kvloom.cli.bench_recovery import sheet, summary, sweep_of
     from kvloom.errors import InputError
 
     if directory is not None and not directory.is_dir():
         raise InputError(f"--directory {directory} is no folder; name one that exists")
-    sweep = SHORT if short else Sweep()
-    if rounds is not None:
-        sweep = replace(sweep, rounds=rounds)
+    sweep = sweep_of(short, models, contexts, speeds, rounds, cell)
     ensure_compiled()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=streams.progress(), transient=True, disable=not sys.stderr.isatty()) as progress:

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvloom.manager.estimates import Fit
 from kvloom.manager.surveys import Reach, Survey
-from kvloom.manager.ways import Choice, Option, RecoveryStats, Refused, Way, Why
+from kvloom.manager.ways import PATIENCE, Choice, Option, RecoveryStats, Refused, Way, Why
 from kvloom.spec.model_spec import ModelSpec
 from kvloom.spec.replay import Span, replay_span
 from kvloom.types import Grade
@@ -22,10 +22,11 @@ RETRY = 64
 """Requests that a tier may look too slow for before it is tried again."""
 UNMEASURED = (1e-3, 1e-9)
 """Seconds per load and per byte of a tier of which nothing is known."""
+LEAST_PATIENCE = 0.25
+"""Seconds that a tier always has to say what it knows: a thread of a busy machine may need some to begin."""
 REMEMBERED = 256
 """Choices whose estimate and outcome are kept."""
-_LEARN = 0.2
-_MOST_BIAS = 2.0
+_AS_EXPECTED = (0.0, 1.0), 1.0
 
 
 class Recovery:
@@ -42,7 +43,8 @@ class Recovery:
         self.stats = RecoveryStats()
         self._prefill, self._replay = Fit(3), Fit(3)
         self._loads = tuple(Fit(2, keep=0.85) for _ in self.tiers)
-        self._bias: dict[tuple[Way, int], float] = {}
+        # By way and tiers: seconds that it took as a constant (asking, planning, publishing) and a share of its parts.
+        self._whole: dict[tuple[Way, int], Fit] = {}
         self._passed = 0
         self._pairs: deque[dict[str, Any]] = deque(maxlen=REMEMBERED)
 
@@ -116,7 +118,9 @@ class Recovery:
         latency = sum((self._latency_s(tier) for tier, _ in sizes), 0.0)
         expected = None
         if prefill is not None and replay is not None:
-            expected = (load + replay + prefill) * self._bias.get((way, _tiers(reach)), 1.0)
+            parts = load + replay + prefill
+            whole = self._whole.get((way, _tiers(reach)))
+            expected = parts if whole is None else whole.estimate((1.0, parts))
         return Option(way, position, reach, span, grade, load, replay, prefill, expected, latency)
 
     def load_s(self, tier: int, n_bytes: int) -> float:
@@ -127,6 +131,11 @@ class Recovery:
         if not fit.observations:
             return UNMEASURED[0] + UNMEASURED[1] * n_bytes
         return fit.estimate((1.0, float(n_bytes)))
+
+    def patience_s(self, tokens: int) -> float | None:
+        """Seconds to wait at most for what tiers know of a prompt: a tenth of computing it; None: nobody knows that."""
+        computing = self._seconds(self._prefill, self._replay, 0, tokens)
+        return None if computing is None else max(LEAST_PATIENCE, PATIENCE * computing)
 
     def _latency_s(self, tier: int) -> float:
         fit = self._loads[tier]
@@ -149,9 +158,14 @@ class Recovery:
         self._prefill.observe(_work(start, start + tokens, 1), seconds)
 
     def loaded(self, tier: int, n_bytes: int, seconds: float) -> None:
-        """A load of ``n_bytes`` from a tier took ``seconds``; also one that was given up, with what had come."""
+        """A load of ``n_bytes`` from a tier took ``seconds``."""
         if n_bytes:
             self._loads[tier].observe((1.0, float(n_bytes)), seconds)
+
+    def late(self, tier: int, n_bytes: int, seconds: float) -> None:
+        """A load was given up: ``n_bytes`` took at least ``seconds``."""
+        if seconds > self.load_s(tier, n_bytes):
+            self.loaded(tier, n_bytes, seconds)
 
     def replayed(self, span: Span, forwards: int, seconds: float) -> None:
         """A replay of ``span`` took ``forwards`` calls of the model and ``seconds`` in all."""
@@ -176,11 +190,9 @@ class Recovery:
                 "options": [option.to_json() for option in choice.options],
             }
         )
-        if expected and seconds > 0.0 and not given_up:
-            key = chosen.way, _tiers(chosen.reach)
-            bias = self._bias.get(key, 1.0)
-            wanted = min(_MOST_BIAS, max(1.0 / _MOST_BIAS, bias * seconds / expected))
-            self._bias[key] = bias + _LEARN * (wanted - bias)
+        if chosen.parts_s and not given_up:
+            whole = self._whole.setdefault((chosen.way, _tiers(chosen.reach)), Fit(2, keep=0.9, prior=_AS_EXPECTED))
+            whole.observe((1.0, chosen.parts_s), seconds)
 
     # ---------------------------------------------------------------- looking
 

@@ -16,6 +16,8 @@ from kvloom.types import Grade
 
 PATIENCE = 0.1
 """Share of the time that computing would take after which a load must show that it is worth waiting for."""
+LATE = 1.25
+"""How much longer than expected the first piece of a load may take."""
 
 
 class Way(enum.StrEnum):
@@ -60,7 +62,7 @@ class Option:
         grade: of what it makes by replay; CANONICAL when it makes nothing.
         load_s, replay_s, prefill_s: estimates; None while nothing was measured.
         latency_s: the part of ``load_s`` that passes before anything comes.
-        expected_s: their sum, corrected by how this way's estimates turned out before.
+        expected_s: what their sum makes in all, by how this way's estimates turned out before.
     """
 
     way: Way
@@ -73,6 +75,13 @@ class Option:
     prefill_s: float | None
     expected_s: float | None
     latency_s: float = 0.0
+
+    @property
+    def parts_s(self) -> float | None:
+        """The sum of its parts; None while nothing was measured."""
+        if self.replay_s is None or self.prefill_s is None:
+            return None
+        return (self.load_s or 0.0) + self.replay_s + self.prefill_s
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -144,18 +153,18 @@ class Choice:
         rest = (self.chosen.replay_s or 0.0) + (self.chosen.prefill_s or 0.0)
         return max(PATIENCE * self.recompute_s, (1.0 + PATIENCE) * self.recompute_s - rest)
 
-    def give_up(self, elapsed_s: float, share: float) -> bool:
+    def give_up(self, elapsed_s: float, share: float, first: float = 0.0) -> bool:
         """Whether a load that has brought ``share`` (0 to 1) of its bytes after ``elapsed_s`` is worth no more waiting.
 
-        To be asked again and again while it runs: never true in the first tenth of the time that computing would take,
-        so a load that does not move costs no more than that.
+        To be asked again and again while it runs.  ``first``: the share that comes as its first piece; what does not
+        move costs a tenth of the time that computing would take, or what that piece was expected to take and a bit.
         """
         recompute, option = self.recompute_s, self.chosen
         if recompute is None or self.why is Why.ASKED or share >= 1.0 or elapsed_s < PATIENCE * recompute:
             return False
-        if share <= 0.0:
-            return True
         moving = (option.load_s or 0.0) - option.latency_s
+        if share <= 0.0:
+            return elapsed_s > LATE * (option.latency_s + first * moving)
         late = elapsed_s / max(option.latency_s + share * moving, 1e-9)
         rest = (option.replay_s or 0.0) + (option.prefill_s or 0.0)
         return late * (1.0 - share) * moving + rest > recompute

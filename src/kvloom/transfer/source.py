@@ -27,8 +27,8 @@ STEPS = 8
 _ASK_S = 0.002
 """How often a load that runs is asked about."""
 
-GiveUp = Callable[[float, float], bool]
-"""Asked now and then with the seconds since a load began and the share of its bytes that is there."""
+GiveUp = Callable[[float, float, float], bool]
+"""Asked now and then with the seconds since a load began, and which shares of its bytes are there and come first."""
 Ready = Callable[[Load, float], bool]
 """Waits up to so many seconds for what is wanted of a load; whether it is there."""
 
@@ -40,6 +40,7 @@ class TierSource:
 
     Attributes:
         names: of the tiers, nearest first.
+        slow: (tier, bytes, seconds) of the load that was given up last: what had come of it, or had not in that time.
         taken: the plan that the last load or fetch took over and has not given back: it ends without the caller.
     """
 
@@ -48,23 +49,33 @@ class TierSource:
         self._chain: Chain | None = None
         self._found: list[Places | None] = []
         self._begun: tuple[Chain, list[Places | None]] | None = None
+        self._patience_s = self._ground.options.load_deadline_s
         self.names = tuple(link.tier.name for link in hierarchy.links)
+        self.slow: tuple[tuple[int, int, float], ...] = ()
         self.taken: TransferPlan | None = None
         self._moving: Load | None = None
 
     def begin(
-        self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade = Grade.FAITHFUL
+        self,
+        tokens: Int32Array,
+        salt: bytes,
+        extra_keys: Sequence[ExtraKey],
+        floor: Grade = Grade.FAITHFUL,
+        patience_s: float | None = None,
     ) -> list[Chain]:
         """Let what was fetched ahead for a prompt arrive; returns the chains to look for, the longest end first.
 
         ``tokens``: all that may be resumed.  The last chain is that of all of them; those before it stop at ends within
-        that a tier knows.
+        that a tier knows.  ``patience_s``: seconds until a tier that does not say what it has is left out, now and in
+        ``find``; by default as long as a load may take.
         """
         ground, names = self._ground, (salt, extra_keys)
+        most = ground.options.load_deadline_s
+        self._patience_s = most if patience_s is None else min(patience_s, most)
         self._all.begin_request()
         chain = ground.chain(tokens, names)
         self._all.ahead.take(chain, floor)
-        self._begun = chain, self._all.fetching.find(chain, ground.options.load_deadline_s)
+        self._begun = chain, self._all.fetching.find(chain, self._patience_s)
         return [*self._all.fetching.ends_within(chain, names), chain]
 
     def find(self, chain: Chain) -> Sequence[StoredObjects]:
@@ -73,7 +84,7 @@ class TierSource:
         if begun is not None and begun[0] is chain:  # good for once: a load may show that something is gone
             self._found = begun[1]
         else:
-            self._found = self._all.fetching.find(chain, self._ground.options.load_deadline_s)
+            self._found = self._all.fetching.find(chain, self._patience_s)
         return [objects_of(places, self._ground.parts) for places in self._found]
 
     def note_limits(self, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade) -> None:
@@ -93,7 +104,7 @@ class TierSource:
             begun = self._ground.clock()
             if load.stages.count > 1:
                 # It is given up once it would be too late even if the first stage were there now.
-                if self._wait(load, lambda took, _: give_up(took, load.first_share), Load.wait_first):
+                if self._wait(load, lambda took, _, first: give_up(took, first, first), Load.wait_first):
                     return None
                 if self._all.landing.arrive(load, begun + limit, begun):
                     self._moving = None
@@ -124,7 +135,7 @@ class TierSource:
 
     def _begin(self, plan: TransferPlan, floor: Grade, restoring: Restoring, wanted: npt.NDArray[np.bool_]) -> Load:
         assert self._chain is not None
-        ground = self._ground
+        ground, self.slow = self._ground, ()
         offer = make_offer(self._found, floor, ground.parts)
         way = Way(Urgency.LOAD, ground.options.load_deadline_s, restoring, STEPS)
         window = ground.options.prefetch_window
@@ -138,7 +149,9 @@ class TierSource:
         begun = ground.clock()
         while not ready(load, _ASK_S):
             took = ground.clock() - begun
-            if took > ground.options.load_deadline_s or give_up(took, load.share) or ground.hurried():
+            late = took > ground.options.load_deadline_s or give_up(took, load.share, load.first_share)
+            if late or ground.hurried():
+                self.slow = _late(load, took) if late else ()
                 load.cancel(late=not ground.hurried())
                 self._leave()
                 return True
@@ -164,3 +177,9 @@ def _measured(load: Load) -> tuple[tuple[int, int, float], ...]:
             seconds = sum(piece.ended - piece.begun for piece in pieces)
             measured.append((each.number, sum(piece.n_bytes for piece in pieces), seconds))
     return tuple(measured)
+
+
+def _late(load: Load, took: float) -> tuple[tuple[int, int, float], ...]:
+    """(tier, bytes, seconds) of a load that is given up: the pieces that came, or the first one, that had not yet."""
+    nothing = [(each.number, each.first_bytes, took) for each in load.bringing if not each.progress.pieces]
+    return (*_measured(load), *nothing)

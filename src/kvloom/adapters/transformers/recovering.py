@@ -105,7 +105,9 @@ class Recoverer:
         self._finish(_NOBODY)  # an interrupt may have come before the end of the one before
         began = self.clock()
         names, ids = (salt, tuple(extra_keys)), np.ascontiguousarray(tokens[:-1])
-        chains: Sequence[Chain | None] = [None] if self._source is None else self._source.begin(ids, *names, floor)
+        chains: Sequence[Chain | None] = [None]
+        if self._source is not None:
+            chains = self._source.begin(ids, *names, floor, self.recovery.patience_s(len(ids)))
         passage: Passage | None = None
         here = 0
         for chain in chains:  # ends of earlier turns within the prompt first; the last one is all of it
@@ -160,9 +162,9 @@ class Recoverer:
             if not made.all():
                 assert self._source is not None
                 arrived = self._source.fetch(plan, ~made, floor, choice.give_up)
+                self._measure(arrived)
                 if arrived is None:
                     return None
-                self._measure(arrived)
                 good = arrived.good & ~made
             if (good | made).all():
                 good = good | self._replay(choice.chosen, ids, plan, made)
@@ -174,12 +176,17 @@ class Recoverer:
         """Bring a plan that nothing is to be replayed for; the tiers publish it, perhaps while it is still coming."""
         assert self._source is not None
         arrived = self._source.load(plan, floor, choice.give_up, choice.deadline_s)
+        self._measure(arrived)
         if arrived is None:
             return None
-        self._measure(arrived)
         return bool(arrived.good.all())
 
-    def _measure(self, arrived: Arrived) -> None:
+    def _measure(self, arrived: Arrived | None) -> None:
+        if arrived is None:
+            assert self._source is not None
+            for tier, n_bytes, seconds in self._source.slow:
+                self.recovery.late(tier, n_bytes, seconds)
+            return
         for tier, n_bytes, seconds in arrived.tiers:
             self.recovery.loaded(tier, n_bytes, seconds)
 
