@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -118,6 +119,38 @@ def test_an_interrupt_leaves_no_transaction_open(fast_path: Path, when: str) -> 
             assert store.publish(unit).stored
             assert hit(store, world, unit)
         assert one.activity().rebuilds == two.activity().rebuilds == 0
+    with DiskStore.open(fast_path / "s") as store:
+        assert store.verify().ok
+        unit = world.unit(tokens_of(1, 3))
+        assert hit(store, world, unit) == bool(store.lookup(unit.layout, unit.digests).boundary[-1])
+
+
+@pytest.mark.parametrize("when", ["begin", "after begin", "insert", "commit", "after commit"])
+def test_a_process_that_is_interrupted_leaves_only_whole_units(fast_path: Path, when: str) -> None:
+    """Interrupted at any statement of a publication, it closes its store at once."""
+    world, points = World(), 0
+    units = [world.unit(tokens_of(number, 3)) for number in range(3)]
+    for at in range(100):
+        steps = list[str]()
+
+        def interrupt(what: str, at: int = at, steps: list[str] = steps) -> None:
+            steps.extend([what] * (what == when))
+            if len(steps) == at + 1 and what == when:
+                raise KeyboardInterrupt
+
+        place = fast_path / f"s{at}"
+        DiskStore.open(place, 64 * MIB).close()
+        with statements(interrupt), contextlib.suppress(KeyboardInterrupt), DiskStore.open(place) as store:
+            for unit in units:
+                assert store.publish(unit).stored
+        with DiskStore.open(place) as store:
+            assert store.verify().ok
+            for unit in units:
+                assert hit(store, world, unit) == bool(store.lookup(unit.layout, unit.digests).boundary[-1])
+        if len(steps) <= at:
+            break
+        points += 1
+    assert points > 3
 
 
 @pytest.mark.parametrize("clear", [True, False])

@@ -92,14 +92,16 @@ class Writer:
         """
         extent, self.extent = self.extent, None
         try:
-            if extent is not None:
-                with contextlib.suppress(OSError):
-                    self._ops.truncate(extent.fd, extent.used)
-                    extent.reserved = extent.used
             with index.write(lasting=False) as db:
-                row = None if extent is None else extent_rows(db).get(extent.id)
-                if extent is not None and row is not None and row.state == OPEN:
-                    put_extent(db, extent.row(SEALED))
+                if extent is not None:
+                    row = extent_rows(db).get(extent.id)
+                    if row is not None:  # an interrupt can come when something was entered and before it is noted here
+                        extent.used = max(extent.used, row.used)
+                    with contextlib.suppress(OSError):
+                        self._ops.truncate(extent.fd, extent.used)
+                        extent.reserved = extent.used
+                    if row is not None and row.state == OPEN:
+                        put_extent(db, extent.row(SEALED))
                 yield db
         finally:
             if extent is not None:
