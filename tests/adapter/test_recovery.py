@@ -12,12 +12,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.adapter.shop import SHAPE, Shop, flip  # noqa: E402
+from tests.adapter.shop import COUNT, SHAPE, Shop, flip  # noqa: E402
 from tests.adapter.slow_tier import SlowTier  # noqa: E402
 
 from kvloom.adapters.transformers import Engine, attach  # noqa: E402
 from kvloom.adapters.transformers.recovering import NOTHING, joined  # noqa: E402
 from kvloom.bench.recovery import SlowReads  # noqa: E402
+from kvloom.engine.answers import answer  # noqa: E402
 from kvloom.manager.ways import Way  # noqa: E402
 from kvloom.plan import StoredObjects  # noqa: E402
 from kvloom.tiers.disk import DiskStore  # noqa: E402
@@ -141,10 +142,12 @@ def test_a_disk_that_does_not_say_what_it_has_costs_a_tenth(shop: Shop) -> None:
         let.clear()
         began = time.perf_counter()
         try:
-            reused, found = shop.ask(engine, ids)
+            with engine.open(ids) as session:
+                found, reused = answer(session, count=COUNT, started=began), session.reused
             seconds = time.perf_counter() - began
         finally:
             let.set()
+        assert engine.cold.flush(), "what is stored behind it asks that disk, too"
         assert found.same_as(shop.cold(engine, ids))
         assert reused == 0
         assert engine.cold.links[0].stats.unanswered > 0
@@ -160,6 +163,23 @@ def test_a_way_that_is_forced(shop: Shop) -> None:
             engine.recoverer.forced = way
             with engine.open(ids) as session:
                 assert session.reused == reused, way
+
+
+@pytest.mark.parametrize("replay", ["off", "auto"])
+def test_a_longer_end_of_another_answer_does_not_hide_this_one(shop: Shop, replay: str) -> None:
+    """Two turns that end within one segment, the longer one with other tokens."""
+    ids = shop.ids()
+    assert shop.once("gpt_oss", ids) == 0
+    other = [*ids[:-1], 7, 8, 9, 10]
+    with shop.engine("gpt_oss") as engine:
+        assert shop.ask(engine, other)[0] == len(ids) - 1
+    asked = [*ids[:-1], *shop.ids(40, seed=5)]
+    with shop.engine("gpt_oss", replay=replay, device="16MiB") as engine:
+        if engine.recoverer is not None:
+            engine.recoverer.forced = Way.RESTORE
+        reused, found = shop.ask(engine, asked)
+        assert reused == len(ids) - 1
+        assert found.tokens == shop.cold(engine, asked).tokens
 
 
 def test_what_several_tiers_have_together() -> None:

@@ -44,12 +44,20 @@ class Fetching:
             self._tails.update((row, tokens) for row, tokens in found.tails.tolist())
         return places
 
-    def ends_within(self, chain: Chain, names: Names) -> list[Chain]:
-        """Chains that stop at ends within the one that was just found, which a tier may know; the longest first."""
+    def ends_within(self, chain: Chain, names: Names, patience_s: float) -> list[tuple[Chain, list[Places | None]]]:
+        """Chains that stop at ends within the one that was just found, and their places; the longest first.
+
+        A tier says only how long they are: those that end with other tokens are left out.
+        """
         lengths = {(row + 1) * chain.segment + tokens for row, tokens in self._tails}
-        reached = len(chain.tokens)
+        reached, ends = len(chain.tokens), []
         wanted = sorted((length for length in lengths if 0 < length < reached), reverse=True)
-        return [self._ground.chain(chain.tokens[:length], names) for length in wanted[:_TRIES]]
+        for length in wanted[:_TRIES]:
+            end = self._ground.chain(chain.tokens[:length], names)
+            found = self.find(end, patience_s)
+            if any(places is not None and (places.rows == len(end.digests) - 1).any() for places in found):
+                ends.append((end, found))
+        return ends
 
     def note_limits(self, chain: Chain, found: Sequence[Places | None], names: Names, floor: Grade) -> None:
         """Remember what a tier has of a chain that is not good enough, where that is what keeps it from being used."""
@@ -77,13 +85,12 @@ class Fetching:
         waits = way.urgency is Urgency.LOAD
         patience = ground.options.load_deadline_s if waits and way.within is None else way.within or ASK_PATIENCE
         found = self.find(chain, patience)
-        ends, (salt, keys), here = self.ends_within(chain, names), names, 0
+        ends, (salt, keys), here = self.ends_within(chain, names, patience), names, 0
         if ends:  # one that the device goes beyond is of no use
             here = ground.manager.colder.survey(chain.tokens, salt=salt, extra_keys=keys, floor=floor).reused
-        for end in ends:
+        for end, shorter in ends:
             if len(end.tokens) <= here:
                 break
-            shorter = self.find(end, patience)
             load = self._plan(end, make_offer(shorter, floor, ground.parts), names, floor, way)
             if load is not None:
                 return load

@@ -48,7 +48,7 @@ class TierSource:
         self._all, self._ground = hierarchy, hierarchy.ground
         self._chain: Chain | None = None
         self._found: list[Places | None] = []
-        self._begun: tuple[Chain, list[Places | None]] | None = None
+        self._begun: list[tuple[Chain, list[Places | None]]] = []
         self._patience_s = self._ground.options.load_deadline_s
         self.names = tuple(link.tier.name for link in hierarchy.links)
         self.slow: tuple[tuple[int, int, float], ...] = ()
@@ -75,16 +75,16 @@ class TierSource:
         self._all.begin_request()
         chain = ground.chain(tokens, names)
         self._all.ahead.take(chain, floor)
-        self._begun = chain, self._all.fetching.find(chain, self._patience_s)
-        return [*self._all.fetching.ends_within(chain, names), chain]
+        found = self._all.fetching.find(chain, self._patience_s)
+        self._begun = [*self._all.fetching.ends_within(chain, names, self._patience_s), (chain, found)]
+        return [chain for chain, _ in self._begun]
 
     def find(self, chain: Chain) -> Sequence[StoredObjects]:
         """What every tier has of a chain that this model can use."""
-        begun, self._begun, self._chain = self._begun, None, chain
-        if begun is not None and begun[0] is chain:  # good for once: a load may show that something is gone
-            self._found = begun[1]
-        else:
-            self._found = self._all.fetching.find(chain, self._patience_s)
+        self._chain = chain
+        begun = [found for each, found in self._begun if each is chain]
+        self._begun = [each for each in self._begun if each[0] is not chain]  # once: a load may show that some is gone
+        self._found = begun[0] if begun else self._all.fetching.find(chain, self._patience_s)
         return [objects_of(places, self._ground.parts) for places in self._found]
 
     def note_limits(self, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade) -> None:
