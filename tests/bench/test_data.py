@@ -140,7 +140,7 @@ def test_a_tier_in_memory_is_measured_beside_copies(tmp_path: Path) -> None:
         (("--size", "100MiB"), "multiple of 128MiB"),
         (("--size", "much"), "much"),
         (("--directory", "/nowhere/at/all"), "there is no such directory"),
-        (("--size", "1024TiB"), "bytes are free"),
+        (("--size", "1024TiB"), "are free there; use a smaller --size"),
         (("--repeats", "1"), "repeats"),
         (("--peer", "sglang=" + sys.executable), "no tier on disk"),
         (("--peer", "vllm=/nowhere"), "is no program"),
