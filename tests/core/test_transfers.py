@@ -236,10 +236,10 @@ def test_more_segments_than_the_index_has_places() -> None:
 @pytest.mark.parametrize("answer", [0, 1, 5])
 def test_one_question_plans_what_a_question_for_every_grade_does(spec: ModelSpec, answer: int) -> None:
     e = engine(spec, 400)
-    prompt = prompt_of(3 * spec.segment_tokens + 3)
+    prompt = prompt_of(3 * spec.segment_tokens + 6)  # snapshots are kept every three segments
     sequence = e.open(prompt)
-    e.prefill(sequence, prompt[: 2 * spec.segment_tokens])
-    for token in prompt[2 * spec.segment_tokens : 2 * spec.segment_tokens + answer]:
+    e.prefill(sequence, prompt[: 3 * spec.segment_tokens])
+    for token in prompt[3 * spec.segment_tokens : 3 * spec.segment_tokens + answer]:
         e.step(sequence, [token])
     e.finish(sequence.checkpoint())
     colder, tokens = e.manager.colder, sequence.tokens

@@ -21,9 +21,10 @@ from kvloom.errors import StoreError  # noqa: E402
 from kvloom.manager.colder import ColderTiers  # noqa: E402
 from kvloom.testing.families import random_model, tiny_config  # noqa: E402
 from kvloom.tiers.disk import DiskStore, NewObject, Result  # noqa: E402
+from kvloom.transfer.bringer import Bringer  # noqa: E402
 from kvloom.transfer.hierarchy import Hierarchy  # noqa: E402
-from kvloom.transfer.link import Link  # noqa: E402
 from kvloom.transfer.offers import Offer  # noqa: E402
+from kvloom.transfer.units import UnitMaker  # noqa: E402
 from kvloom.verification.report import Omission, Report, Verdict  # noqa: E402
 from kvloom.verification.verify import verify_model  # noqa: E402
 
@@ -103,11 +104,11 @@ def test_a_bit_that_was_wrong_when_it_was_stored(
     store: Callable[[], DiskStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its checksum is right: only the comparison with a cold run can tell."""
-    make_unit = Link.unit
+    make_unit = UnitMaker.make
 
-    def flipped(self: Link, *arguments: Any) -> Any:
-        unit = make_unit(self, *arguments)
-        names = [group.name for group in self._spec.groups]
+    def flipped(self: UnitMaker, *arguments: Any, **options: Any) -> Any:
+        unit = make_unit(self, *arguments, **options)
+        names = [group.name for group in self.spec.groups]
 
         def spoiled(item: NewObject) -> NewObject:
             def write(into: memoryview) -> None:
@@ -119,7 +120,7 @@ def test_a_bit_that_was_wrong_when_it_was_stored(
 
         return replace(unit, objects=tuple(map(spoiled, unit.objects)))
 
-    monkeypatch.setattr(Link, "unit", flipped)
+    monkeypatch.setattr(UnitMaker, "make", flipped)
     found = differs("gpt_oss", store)
     assert (found["kind"], found["group"], found["what"], found["size"]) == ("window", "window.40", "bytes", 1)
 
@@ -141,10 +142,10 @@ def test_objects_that_were_read_into_each_others_slots(
 
 
 def test_state_that_is_found_and_not_read(store: Callable[[], DiskStore], monkeypatch: pytest.MonkeyPatch) -> None:
-    def unread(_self: Link, places: Any, *_: Any) -> Any:
+    def unread(_self: Bringer, places: Any, *_: Any) -> Any:
         return np.full(len(places), Result.OK, np.uint8)
 
-    monkeypatch.setattr(Link, "_read", unread)
+    monkeypatch.setattr(Bringer, "read", unread)
     found = differs("lfm3", store)
     assert found["what"] == "bytes"
 

@@ -154,7 +154,7 @@ def test_directories_that_are_refused(tmp_path: Path) -> None:
         DiskStore.open(tmp_path / "file", 64 * MIB)
     with pytest.raises(StoreError, match="no such directory"):
         DiskStore.open(tmp_path / "nothing", create=False)
-    with pytest.raises(InputError, match="too small"):
+    with pytest.raises(InputError, match="too few; use at least 8MiB"):
         DiskStore.open(tmp_path / "new", 1000)
     with pytest.raises(InputError, match="no cap"):
         DiskStore.open(tmp_path / "new")
