@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import signal
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -28,13 +29,13 @@ class _Held:
     __slots__ = ("_previous", "received")
 
     def __enter__(self) -> None:
-        self.received: list[tuple[int, FrameType | None]] = []
+        self.received: list[int] = []  # not where it came: a frame would keep what the method made alive
         self._previous: Any = None
         if threading.current_thread() is threading.main_thread():
             previous = signal.getsignal(signal.SIGINT)
             if callable(previous):
                 self._previous = previous
-                signal.signal(signal.SIGINT, lambda number, frame: self.received.append((number, frame)))
+                signal.signal(signal.SIGINT, lambda number, _frame: self.received.append(number))
                 _HOLDING.append(self)
 
     def __exit__(
@@ -44,7 +45,7 @@ class _Held:
             _HOLDING.remove(self)
             signal.signal(signal.SIGINT, self._previous)
             if self.received:
-                self._previous(*self.received[0])
+                self._previous(self.received[0], inspect.currentframe())
 
 
 def whole(method: Callable[..., Result]) -> Callable[..., Result]:
