@@ -50,7 +50,7 @@ def test_a_hit_of_pieces_from_device_host_and_disk(shop: Shop, family: str) -> N
     with shop.engine(family) as engine:
         shop.ask(engine, ids[:100])
     with shop.engine(family, host="32MiB", transfers=SOON) as engine:
-        shop.ask(engine, ids)
+        shop.ask(engine, ids, floor=Grade.CANONICAL)  # what follows a faithful end is faithful
         for group in engine.spec.groups:
             engine.manager.drop(group.name, 0)
         engine.manager.evict(engine.manager.cap // 2)
