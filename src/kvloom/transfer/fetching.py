@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -25,12 +25,14 @@ _TRIES = 4
 class Fetching:
     """Attributes:
     limits: of the last request: what a tier has, but not good enough.
+    make_room: waits, not for long, for transfers that hold slots; whether any has let go of some.
     """
 
     def __init__(self, ground: Ground, landing: Landing, late: Late) -> None:
         self._ground, self._landing, self._late = ground, landing, late
         self._tails: set[tuple[int, int]] = set()
         self.limits: list[Limit] = []
+        self.make_room: Callable[[], bool] = lambda: False
 
     # ---------------------------------------------------------------- finding
 
@@ -91,10 +93,21 @@ class Fetching:
         for end, shorter in ends:
             if len(end.tokens) <= here:
                 break
-            load = self._plan(end, make_offer(shorter, floor, ground.parts), names, floor, way)
+            load = self._plan_in_room(end, make_offer(shorter, floor, ground.parts), names, floor, way)
             if load is not None:
                 return load
-        return self._plan(chain, make_offer(found, floor, ground.parts), names, floor, way)
+        return self._plan_in_room(chain, make_offer(found, floor, ground.parts), names, floor, way)
+
+    def _plan_in_room(self, chain: Chain, offer: Offer, names: Names, floor: Grade, way: Way) -> Load | None:
+        """Plan; where there may be no room because slots are still being stored, once more when they are not."""
+        load = self._plan(chain, offer, names, floor, way)
+        if load is not None or way.urgency is not Urgency.LOAD or not len(offer):
+            return load
+        (salt, keys), reach = names, min(chain.segment * (int(offer.stored.row.max()) + 1), len(chain.tokens))
+        here = self._ground.manager.colder.survey(chain.tokens, salt=salt, extra_keys=keys, floor=floor).reused
+        if here >= reach or not self.make_room():
+            return None
+        return self._plan(chain, offer, names, floor, way)
 
     def _plan(self, chain: Chain, offer: Offer, names: Names, floor: Grade, way: Way) -> Load | None:
         self.note_limits(chain, offer.places, names, floor)

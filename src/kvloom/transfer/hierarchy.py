@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from kvloom.core.namespace import ExtraKey
 from kvloom.manager import Manager
 from kvloom.manager.sequence import CachedSequence
-from kvloom.plan import CopyPlan, Limit
+from kvloom.plan import Chain, CopyPlan, Limit
 from kvloom.tiers.contract import Tier
 from kvloom.transfer.ahead import Ahead
 from kvloom.transfer.arriving import Arrival, Timeline
 from kvloom.transfer.cooling import Cooling
 from kvloom.transfer.fetching import Fetching
-from kvloom.transfer.ground import Ground
+from kvloom.transfer.ground import Ground, Names
 from kvloom.transfer.keeping import Keeping
 from kvloom.transfer.landing import Landing, Late
 from kvloom.transfer.lanes import Lane
@@ -36,6 +36,8 @@ from kvloom.types import Grade, Int32Array
 
 CLOSE_PATIENCE, ROOM_PATIENCE, GIVE_UP_PATIENCE = 60.0, 2.0, 1.0
 """Seconds that closing, a request without room, and one that gives its prefix up, wait at most for what moves."""
+LOAD_ROOM_PATIENCE = 0.5
+"""The same for a request whose prefix may find no room."""
 
 
 class Hierarchy:
@@ -75,6 +77,7 @@ class Hierarchy:
         self.late = Late(self.ground)
         self.landing = Landing(self.ground, self.late)
         self.fetching = Fetching(self.ground, self.landing, self.late)
+        self.fetching.make_room = self._let_go
         self.ahead = Ahead(self.ground, self.fetching, self.landing, self.late)
         self._moving = Moving(self.ground)
         self.keeping = Keeping(self.ground, self.landing, self._moving)
@@ -115,6 +118,7 @@ class Hierarchy:
         options, names = self.ground.options, (salt, extra_keys)
         chain = self.ground.chain(tokens[:-1], names)
         ends_at = self.ground.clock() + options.load_deadline_s
+        self.await_ends(chain, names, floor)
         if self.ahead.take(chain, floor):
             self.fetching.restore(chain, names, floor, restoring or options.restoring, ends_at)
 
@@ -123,6 +127,11 @@ class Hierarchy:
         self.settle()
         self.collect()
         self.fetching.limits = []
+
+    def await_ends(self, chain: Chain, names: Names, floor: Grade) -> None:
+        """Let ends of a prompt get to a tier that the device has dropped while they were on their way."""
+        (salt, keys), survey = names, self.ground.manager.colder.survey
+        self.keeping.await_ends(chain, lambda: survey(chain.tokens, salt=salt, extra_keys=keys, floor=floor).reused)
 
     def prefetch(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade) -> bool:
         """Begin to bring what ``restore`` will want for a prompt that waits; whether something is under way.
@@ -221,6 +230,13 @@ class Hierarchy:
         """Somebody needs room: give up what was fetched ahead, and wait a little for what is being stored."""
         self.forget_all_ahead()
         self.flush(ROOM_PATIENCE)
+
+    def _let_go(self) -> bool:
+        """Wait for what holds slots of ends and of loads that were given up; whether there was any."""
+        if not (self.keeping.jobs or self.late.loads):
+            return False
+        self.flush(LOAD_ROOM_PATIENCE)
+        return True
 
     def flush(self, patience_s: float = CLOSE_PATIENCE) -> bool:
         """Wait until everything that is being moved is, but not longer; whether nothing holds slots any more."""

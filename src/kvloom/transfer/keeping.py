@@ -6,6 +6,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from kvloom.manager.sequence import CachedSequence
 from kvloom.plan import Chain, TransferPlan
 from kvloom.tiers.values import Unit
@@ -19,6 +21,7 @@ from kvloom.transfer.options import Admission
 from kvloom.transfer.pace import Rest
 from kvloom.types import Grade, Int32Array
 
+_END_PATIENCE_S, _LOOK_S = 1.0, 0.05
 MOST_PENDING = 4096
 """Ends of sequences that are remembered to be copied once the device fills."""
 
@@ -42,12 +45,12 @@ class Keeping:
         self._ground, self._landing, self._after = ground, landing, moving.after
         self._forms = [*(link.forms for link in ground.links), *(cooling.forms for cooling in moving.cooling)]
         self._pending: OrderedDict[bytes, _End] = OrderedDict()
-        self._stores: deque[tuple[Link, TransferPlan, Job[Stored]]] = deque()
+        self._stores: deque[tuple[Link, Chain, TransferPlan, Job[Stored]]] = deque()
 
     @property
     def jobs(self) -> list[Job[Stored]]:
         """Those whose slots are held."""
-        return [job for _, _, job in self._stores]
+        return [job for _, _, _, job in self._stores]
 
     def keep(self, sequence: CachedSequence, names: Names) -> None:
         """Store the present end of a sequence where it is to be, or remember it."""
@@ -101,7 +104,7 @@ class Keeping:
         manager, link = ground.manager, ground.links[number]
         self._landing.settle()  # nothing is stored that is not there yet
         stored = kept_of(link.find(manager.layout, chain).places, ground.parts, exact=end.exact)
-        behind = any(each is link for each, _, _ in self._stores)
+        behind = any(each is link for each, _, _, _ in self._stores)
         plans = manager.colder.plan_units(chain.tokens, stored, salt=salt, extra_keys=keys)
         if plans:
             ground.memory.settle()
@@ -118,15 +121,38 @@ class Keeping:
                 for left in plans[at:]:
                     manager.colder.finish_store(left)
                 return False
-            self._stores.append((link, plan, job))
+            self._stores.append((link, chain, plan, job))
         return True
+
+    def await_ends(self, chain: Chain, here: Callable[[], int]) -> None:
+        """Wait, not for long, for stores of ends of a chain that the device has dropped since they began.
+
+        Until such a store has ended neither the device nor the tier would find it.  ``here``: how many tokens of the
+        chain the device has.
+        """
+        under_way = [
+            (plan.position, job)
+            for _, stored, plan, job in self._stores
+            if not job.done
+            and stored.root == chain.root
+            and plan.position <= len(chain.tokens)
+            and np.array_equal(stored.tokens[: plan.position], chain.tokens[: plan.position])
+        ]
+        if not under_way:
+            return
+        clock, reached = self._ground.clock, here()
+        ends_at = clock() + _END_PATIENCE_S
+        for position, job in under_way:
+            while position > reached and clock() < ends_at and not self._ground.hurried():
+                if job.wait(_LOOK_S):
+                    break
 
     def collect(self) -> None:
         """Let go of the slots of what has ended."""
         for _ in range(len(self._stores)):
-            link, plan, job = self._stores.popleft()
+            link, chain, plan, job = self._stores.popleft()
             if not job.done:
-                self._stores.append((link, plan, job))
+                self._stores.append((link, chain, plan, job))
                 continue
             self._ground.manager.colder.finish_store(plan)
             link.count_store(job)
@@ -141,5 +167,5 @@ class Keeping:
 
     def count_left(self) -> None:
         """The lanes have ended: count what became of what was still under way."""
-        for link, _, job in self._stores:
+        for link, _, _, job in self._stores:
             link.count_store(job)

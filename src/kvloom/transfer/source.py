@@ -74,6 +74,7 @@ class TierSource:
         self._patience_s = most if patience_s is None else min(patience_s, most)
         self._all.begin_request()
         chain = ground.chain(tokens, names)
+        self._all.await_ends(chain, names, floor)
         self._all.ahead.take(chain, floor)
         found = self._all.fetching.find(chain, self._patience_s)
         self._begun = [*self._all.fetching.ends_within(chain, names, self._patience_s), (chain, found)]
