@@ -46,14 +46,20 @@ class Fetching:
             self._tails.update((row, tokens) for row, tokens in found.tails.tolist())
         return places
 
-    def ends_within(self, chain: Chain, names: Names, patience_s: float) -> list[tuple[Chain, list[Places | None]]]:
+    def ends_within(
+        self, chain: Chain, names: Names, floor: Grade, patience_s: float
+    ) -> list[tuple[Chain, list[Places | None]]]:
         """Chains that stop at ends within the one that was just found, and their places; the longest first.
 
-        A tier says only how long they are: those that end with other tokens are left out.
+        A tier says only how long they are: those that end with other tokens are left out, and those that the device
+        goes beyond.
         """
+        if not self._tails:
+            return []
+        here = self._here(chain, names, floor)
         lengths = {(row + 1) * chain.segment + tokens for row, tokens in self._tails}
         reached, ends = len(chain.tokens), []
-        wanted = sorted((length for length in lengths if 0 < length < reached), reverse=True)
+        wanted = sorted((length for length in lengths if here < length < reached), reverse=True)
         for length in wanted[:_TRIES]:
             end = self._ground.chain(chain.tokens[:length], names)
             found = self.find(end, patience_s)
@@ -87,12 +93,7 @@ class Fetching:
         waits = way.urgency is Urgency.LOAD
         patience = ground.options.load_deadline_s if waits and way.within is None else way.within or ASK_PATIENCE
         found = self.find(chain, patience)
-        ends, (salt, keys), here = self.ends_within(chain, names, patience), names, 0
-        if ends:  # one that the device goes beyond is of no use
-            here = ground.manager.colder.survey(chain.tokens, salt=salt, extra_keys=keys, floor=floor).reused
-        for end, shorter in ends:
-            if len(end.tokens) <= here:
-                break
+        for end, shorter in self.ends_within(chain, names, floor, patience):
             load = self._plan_in_room(end, make_offer(shorter, floor, ground.parts), names, floor, way)
             if load is not None:
                 return load
@@ -103,11 +104,15 @@ class Fetching:
         load = self._plan(chain, offer, names, floor, way)
         if load is not None or way.urgency is not Urgency.LOAD or not len(offer):
             return load
-        (salt, keys), reach = names, min(chain.segment * (int(offer.stored.row.max()) + 1), len(chain.tokens))
-        here = self._ground.manager.colder.survey(chain.tokens, salt=salt, extra_keys=keys, floor=floor).reused
-        if here >= reach or not self.make_room():
+        reach = min(chain.segment * (int(offer.stored.row.max()) + 1), len(chain.tokens))
+        if self._here(chain, names, floor) >= reach or not self.make_room():
             return None
         return self._plan(chain, offer, names, floor, way)
+
+    def _here(self, chain: Chain, names: Names, floor: Grade) -> int:
+        """How many tokens of a chain the device resumes behind."""
+        salt, keys = names
+        return self._ground.manager.colder.survey(chain.tokens, salt=salt, extra_keys=keys, floor=floor).reused
 
     def _plan(self, chain: Chain, offer: Offer, names: Names, floor: Grade, way: Way) -> Load | None:
         self.note_limits(chain, offer.places, names, floor)

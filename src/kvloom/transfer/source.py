@@ -77,7 +77,7 @@ class TierSource:
         self._all.await_ends(chain, names, floor)
         self._all.ahead.take(chain, floor)
         found = self._all.fetching.find(chain, self._patience_s)
-        self._begun = [*self._all.fetching.ends_within(chain, names, self._patience_s), (chain, found)]
+        self._begun = [*self._all.fetching.ends_within(chain, names, floor, self._patience_s), (chain, found)]
         return [chain for chain, _ in self._begun]
 
     def find(self, chain: Chain) -> Sequence[StoredObjects]:
