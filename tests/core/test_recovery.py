@@ -12,7 +12,7 @@ import pytest
 from kvloom.manager.estimates import Fit
 from kvloom.manager.recovery import LEAST_PATIENCE, RETRY, Recovery
 from kvloom.manager.surveys import Reach, Survey
-from kvloom.manager.ways import LATE, PATIENCE, Choice, Option, Way, Why
+from kvloom.manager.ways import LATE, PATIENCE, Choice, Option, Standing, Way, Why
 from kvloom.spec.model_spec import GroupSpec, ModelSpec, TensorSpec
 from kvloom.types import Grade, Kind
 
@@ -26,6 +26,7 @@ SPEC = ModelSpec(
     16,
     32,
 )
+NOTHING_CAME = Standing(0.0, 0.0, 0.1)
 REPLAY = 128
 """What both windows have seen of a position that is a multiple of the block: two times 63 tokens and the row itself."""
 
@@ -127,7 +128,7 @@ def test_while_nothing_is_known_as_few_tokens_as_possible_are_computed() -> None
     assert choice.chosen.span is not None
     assert choice.chosen.span.tokens == REPLAY
     assert choice.deadline_s is None
-    assert not choice.give_up(10.0, 0.0)
+    assert not choice.give_up(10.0, NOTHING_CAME)
 
 
 def test_bounded_replay_only_for_who_accepts_it() -> None:
@@ -156,7 +157,7 @@ def test_a_way_that_is_asked_for_is_gone_where_it_is_possible() -> None:
     for way in (Way.RECOMPUTE, Way.RESTORE, Way.EXACT_REPLAY):
         choice = recovery.choose(asked, way)
         assert (choice.way, choice.why) == (way, Why.ASKED)
-        assert not choice.give_up(1e9, 0.0)
+        assert not choice.give_up(1e9, NOTHING_CAME)
     assert recovery.choose(asked, Way.BOUNDED_REPLAY).way is Way.RECOMPUTE
 
 
@@ -187,21 +188,41 @@ def test_a_load_is_given_up_when_it_is_not_worth_it() -> None:
     assert load == pytest.approx(FAST[0] + FAST[1] * (20 << 20), rel=0.05)
     assert choice.chosen.latency_s == pytest.approx(FAST[0], rel=0.1)
     assert compute is not None
-    assert not choice.give_up(0.9 * PATIENCE * compute, 0.0), "a tenth is always waited for"
-    assert choice.give_up(1.01 * PATIENCE * compute, 0.0), "nothing came"
-    assert load is not None
-    latency, first = choice.chosen.latency_s, 0.3
-    due = latency + first * (load - latency)
-    assert due > PATIENCE * compute
-    assert not choice.give_up(0.99 * LATE * due, 0.0, first), "its first piece is hardly late"
-    assert choice.give_up(1.01 * LATE * due, 0.0, first), "nor did it come then"
-    assert choice.give_up(0.2 * compute, 0.1), "at this rate it ends later than computing would"
-    assert not choice.give_up(0.2 * compute, 0.5), "on time"
-    assert not choice.give_up(0.5 * compute, 0.9)
-    assert not choice.give_up(5.0 * compute, 1.0), "it is there"
+    assert not choice.give_up(0.9 * PATIENCE * compute, Standing(0.0, 0.0, 0.01)), "a tenth is always waited for"
+    assert choice.give_up(0.12 * compute, Standing(0.0, 0.0, 0.01)), "nothing came"
+    assert not choice.give_up(5.0 * compute, Standing(1.0, 5.0 * compute, 1.0)), "it is there"
     assert choice.deadline_s == pytest.approx((1 + PATIENCE) * compute, rel=0.01)
+    assert load is not None
+    latency = choice.chosen.latency_s
+
+    def due(share: float) -> float:
+        return latency + share * (load - latency)
+
+    late = PATIENCE * compute + LATE * load
+    assert not choice.give_up(0.99 * late, Standing(0.0, 0.0, 1.0)), "its only piece is not late enough"
+    assert choice.give_up(1.01 * late, Standing(0.0, 0.0, 1.0)), "nor did it come then"
+    assert choice.give_up(due(0.9) + late, Standing(0.9, due(0.9), 1.0)), "the last one does not come"
+    for came in range(1, 8):  # eight pieces that come when they should: right before the next one nothing is late
+        standing = Standing(came / 8, due(came / 8), (came + 1) / 8)
+        assert not choice.give_up(due((came + 1) / 8), standing)
+    slow = Standing(0.25, 4.0 * due(0.25), 0.5)
+    assert 4.0 * load > compute + slow.arrived_s
+    assert choice.give_up(slow.arrived_s, slow), "at this pace it ends later than computing would"
     small = recovery.choose(survey(1024, stored=1 << 16)).give_up
-    assert not small(0.2 * compute, 0.1), "late, but it was so short that it still ends early"
+    assert not small(0.11 * compute, Standing(0.1, 0.11 * compute, 0.2)), "late, but it still ends early"
+
+
+def test_a_load_nearly_as_long_as_computing_is_not_given_up_between_its_pieces() -> None:
+    world, recovery = taught((0.0, 1e-9))
+    n_bytes = int(0.9 * world.run(0, 1024) / 1e-9)
+    choice = recovery.choose(Survey(1024, 0, Grade.FAITHFUL, (reach(1024, n_bytes),), ()))
+    assert choice.way is Way.RESTORE
+    load = choice.chosen.load_s
+    assert load is not None
+    for came in range(8):
+        for part in (0.3, 0.6, 0.99):
+            standing = Standing(came / 8, came / 8 * load, (came + 1) / 8)
+            assert not choice.give_up((came + part) / 8 * load, standing), (came, part)
 
 
 def test_a_question_is_worth_a_tenth_of_computing() -> None:

@@ -2,7 +2,8 @@
 
 The models are tiny and random, and of different shapes: short windows (a replay is cheap), many windows (a replay is
 long), wide layers (computing is slow).  The disk is a store whose reads sleep until a disk of the given speed would
-have been done.  In every cell the planner's own runs and forced runs of each way take turns, computing twice.
+have been done.  In every cell the planner's own runs and forced runs of each way take turns, computing twice.  A little work
+that is not measured goes before each: after a disk's sleep a core is slow for a while, and what follows would pay for it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from kvloom.tiers.disk.files import FileOps
 from kvloom.types import Kind
 
 SEGMENT, BLOCK = 64, 16
-LATENCY_S = 5e-4
+LATENCY_S, AWAKE_S = 5e-4, 0.03
 Report = Callable[[str, int, int], None]
 
 _SLIDING = "sliding_attention"
@@ -143,11 +144,12 @@ def _cell(
     own, again, openings = list[float](), list[float](), list[float]()
     taken: dict[Way, list[float]] = {way: [] for way in turns if way is not None}
     picked, estimated, replayed = Counter[str](), dict[str, float | None](), 0
-    draw, ends, rounds, given_up = np.random.default_rng(tokens), time.perf_counter() + sweep.cell_s, 0, 0
+    draw, ends, rounds, given_up = np.random.default_rng(), time.perf_counter() + sweep.cell_s, 0, 0
     while rounds < sweep.rounds or (rounds < MOST_ROUNDS and time.perf_counter() < ends):
         rounds += 1
         for turn in draw.permutation(len(turns)):
             way, ids = turns[turn], lose()
+            _work(AWAKE_S)
             before = bench.recovery.stats.replayed_tokens
             seconds, opening, went = bench.first_token(ids, way)
             if way is None:
@@ -213,6 +215,13 @@ class _Bench:
         """The device has nothing."""
         self.engine.manager.clear()
         return ids
+
+
+def _work(seconds: float) -> None:
+    """Compute for a while."""
+    some, ends = torch.ones(256, 256), time.perf_counter() + seconds
+    while time.perf_counter() < ends:
+        torch.mm(some, some)
 
 
 def _prompt(tokens: int, seed: int) -> torch.Tensor:

@@ -23,13 +23,7 @@ def fp8_bytes(fmt: SlotFormat) -> int:
             f"group {fmt.group!r} has no fp8 form: it keeps snapshots, or nothing that is bfloat16, float16 or "
             "float32; keep it raw or lossless"
         )
-    return HEADER.size + sum(_stored(run) for run in fmt.runs)
-
-
-def _stored(run: Run) -> int:
-    if run.converts:
-        return run.blocks + run.count
-    return 0 if run.dtype == PADDING else run.nbytes
+    return HEADER.size + fmt.fp8_bytes
 
 
 def _pieces(payload: AnyArray, fmt: SlotFormat) -> Iterator[tuple[Run, AnyArray, AnyArray]]:
@@ -37,19 +31,15 @@ def _pieces(payload: AnyArray, fmt: SlotFormat) -> Iterator[tuple[Run, AnyArray,
     at = HEADER.size
     for run in fmt.runs:
         scales = run.blocks if run.converts else 0
-        end = at + _stored(run)
+        end = at + run.fp8_bytes
         yield run, payload[at : at + scales], payload[at + scales : end]
         at = end
-
-
-def _elements(fmt: SlotFormat) -> int:
-    return sum(run.count for run in fmt.runs if run.converts)
 
 
 def encode_fp8(slot: AnyArray, fmt: SlotFormat, out: AnyArray | None = None) -> AnyArray | None:
     """The payload of ``slot`` (uint8, aligned), in ``out`` if given; None when a converted element is not finite."""
     payload = np.empty(fp8_bytes(fmt), np.uint8) if out is None else out
-    write_header(payload, _FORM, fmt, block=BLOCK, elements=_elements(fmt), parts=len(fmt.runs))
+    write_header(payload, _FORM, fmt, block=BLOCK, elements=fmt.converted, parts=len(fmt.runs))
     for run, scales, codes in _pieces(payload, fmt):
         source = slot[run.offset : run.offset + run.nbytes]
         if run.converts:
@@ -63,7 +53,7 @@ def encode_fp8(slot: AnyArray, fmt: SlotFormat, out: AnyArray | None = None) -> 
 def decode_fp8(payload: AnyArray, into: AnyArray, fmt: SlotFormat) -> None:
     """Write the slot that ``payload`` stands for, its padding as zeros; FormatError leaves ``into`` as it was."""
     size = fp8_bytes(fmt)
-    check_header(payload, _FORM, fmt, block=BLOCK, elements=_elements(fmt), parts=len(fmt.runs))
+    check_header(payload, _FORM, fmt, block=BLOCK, elements=fmt.converted, parts=len(fmt.runs))
     if len(payload) != size:
         raise malformed(_FORM, fmt, f"it has {len(payload)} bytes instead of {size}")
     for run, scales, codes in _pieces(payload, fmt):

@@ -42,10 +42,17 @@ class Run:
         """How many scales the run has in the fp8 form; the last block may be shorter than the others."""
         return -(-self.count // BLOCK)
 
+    @property
+    def fp8_bytes(self) -> int:
+        """Bytes of the run in the fp8 form: its scales and codes, or itself without padding."""
+        if self.converts:
+            return self.blocks + self.count
+        return 0 if self.dtype == PADDING else self.nbytes
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class SlotFormat:
-    """How the bytes of a group's slots are typed.
+    """How the bytes of a group's slots are typed; what follows from that is worked out once.
 
     Attributes:
         group: its name, for messages.
@@ -57,10 +64,20 @@ class SlotFormat:
     nbytes: int
     runs: tuple[Run, ...]
 
-    @property
+    @functools.cached_property
     def has_fp8(self) -> bool:
         """Whether any run converts, so that the group has an fp8 form."""
         return any(run.converts for run in self.runs)
+
+    @functools.cached_property
+    def converted(self) -> int:
+        """Elements that the fp8 form converts."""
+        return sum(run.count for run in self.runs if run.converts)
+
+    @functools.cached_property
+    def fp8_bytes(self) -> int:
+        """Bytes of scales, codes and what is kept as it is in the fp8 form."""
+        return sum(run.fp8_bytes for run in self.runs)
 
 
 def may_fp8(group: GroupSpec) -> bool:

@@ -17,7 +17,7 @@ from kvloom.types import Grade
 PATIENCE = 0.1
 """Share of the time that computing would take after which a load must show that it is worth waiting for."""
 LATE = 1.25
-"""How much longer than expected the first piece of a load may take."""
+"""How much longer than expected a piece of a load may take, beside that."""
 
 
 class Way(enum.StrEnum):
@@ -153,21 +153,33 @@ class Choice:
         rest = (self.chosen.replay_s or 0.0) + (self.chosen.prefill_s or 0.0)
         return max(PATIENCE * self.recompute_s, (1.0 + PATIENCE) * self.recompute_s - rest)
 
-    def give_up(self, elapsed_s: float, share: float, first: float = 0.0) -> bool:
-        """Whether a load that has brought ``share`` (0 to 1) of its bytes after ``elapsed_s`` is worth no more waiting.
+    def give_up(self, elapsed_s: float, standing: Standing) -> bool:
+        """Whether a load that stands so ``elapsed_s`` after it began is worth no more waiting: computing ends earlier.
 
-        To be asked again and again while it runs.  ``first``: the share that comes as its first piece; what does not
-        move costs a tenth of the time that computing would take, or what that piece was expected to take and a bit.
+        To be asked again and again while it runs.  What is left is expected at the pace of what came, or at that of the
+        next piece once it is late; one that does not come at all costs a tenth of the time that computing would take.
         """
         recompute, option = self.recompute_s, self.chosen
-        if recompute is None or self.why is Why.ASKED or share >= 1.0 or elapsed_s < PATIENCE * recompute:
+        if recompute is None or self.why is Why.ASKED or standing.share >= 1.0 or elapsed_s < PATIENCE * recompute:
             return False
         moving = (option.load_s or 0.0) - option.latency_s
-        if share <= 0.0:
-            return elapsed_s > LATE * (option.latency_s + first * moving)
-        late = elapsed_s / max(option.latency_s + share * moving, 1e-9)
+        came = standing.arrived_s / max(option.latency_s + standing.share * moving, 1e-9)
+        due = option.latency_s + standing.following * moving
+        pace = max(came, elapsed_s / max(due, 1e-9))
+        if elapsed_s > LATE * max(came, 1.0) * due + PATIENCE * recompute:
+            return True
         rest = (option.replay_s or 0.0) + (option.prefill_s or 0.0)
-        return late * (1.0 - share) * moving + rest > recompute
+        return pace * (option.latency_s + moving) - elapsed_s + rest > recompute
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a load has come, in shares (0 to 1) of its bytes: ``share`` had come ``arrived_s`` seconds after it began,
+    and with the pieces that come next it will be ``following``."""
+
+    share: float
+    arrived_s: float
+    following: float
 
 
 @dataclass(frozen=True, slots=True)

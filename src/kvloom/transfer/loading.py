@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvloom.manager import Manager
+from kvloom.manager.ways import Standing
 from kvloom.plan import Chain, TransferPlan
 from kvloom.tiers.values import Places, Result
 from kvloom.transfer.bringer import Results
@@ -28,8 +29,8 @@ class Bringing:
     """What one tier brings: ``item`` int64 ``[records]``, the object of the plan that each record is a part of, and
     ``payload`` int64 ``[records]``, its bytes in the tier.
 
-    ``job`` is None when the lane took no more; ``number`` is the place of the tier; ``first_bytes`` are those of the
-    first piece.
+    ``job`` is None when the lane took no more; ``number`` is the place of the tier; ``ends`` int64 ``[pieces]``: bytes
+    that have come with each piece.
     """
 
     number: int
@@ -38,8 +39,12 @@ class Bringing:
     progress: Progress
     item: IntArray
     payload: IntArray
-    n_bytes: int
-    first_bytes: int
+    ends: IntArray
+
+    @property
+    def n_bytes(self) -> int:
+        """Of all pieces."""
+        return int(self.ends[-1])
 
     def results(self) -> Results | np.uint8:
         """What became of every record; one code for all when its job did not run, or raised."""
@@ -105,10 +110,11 @@ class Load:
                 pieces = [np.flatnonzero(stages.of_record[mine] == stage) for stage in range(stages.count)]
                 if stages.count == 1:
                     pieces = np.array_split(pieces[0], min(way.steps, max(1, places.nbytes // SMALLEST_STEP)))
-            progress, n_bytes, first_bytes = Progress(link.pace), places.nbytes, places.take(pieces[0]).nbytes
+            progress = Progress(link.pace)
             job = link.load(places, where, pieces, way, progress)
             payload = places.entries["length"].astype(np.int64)
-            load.bringing.append(Bringing(tier, link, job, progress, item[mine], payload, n_bytes, first_bytes))
+            ends = np.cumsum([int(payload[piece].sum()) for piece in pieces])
+            load.bringing.append(Bringing(tier, link, job, progress, item[mine], payload, ends))
         return load
 
     @property
@@ -163,16 +169,17 @@ class Load:
         """Those that bring it."""
         return [each.job for each in self.bringing if each.job is not None]
 
-    @property
-    def share(self) -> float:
-        """Share of its bytes that is there."""
-        total = sum(each.n_bytes for each in self.bringing)
-        return sum(piece.n_bytes for each in self.bringing for piece in each.progress.pieces) / max(1, total)
-
-    @property
-    def first_share(self) -> float:
-        """Share of its bytes that its first pieces are."""
-        return sum(each.first_bytes for each in self.bringing) / max(1, sum(each.n_bytes for each in self.bringing))
+    def standing(self, begun: float) -> Standing:
+        """How far it has come since ``begun``."""
+        total = came = following = 0
+        arrived = begun
+        for each in self.bringing:
+            pieces = len(each.progress.pieces)  # the lane adds to them meanwhile
+            total += each.n_bytes
+            came += int(each.ends[pieces - 1]) if pieces else 0
+            following += int(each.ends[min(pieces, len(each.ends) - 1)])
+            arrived = max(arrived, each.progress.pieces[pieces - 1].ended) if pieces else arrived
+        return Standing(came / max(1, total), arrived - begun, following / max(1, total))
 
     def results(self) -> Results:
         """What became of every object, counted; only when it is done.  An object arrived when all of its parts did."""

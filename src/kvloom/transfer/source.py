@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvloom.core.namespace import ExtraKey
-from kvloom.manager.ways import Arrived
+from kvloom.manager.ways import Arrived, Standing
 from kvloom.plan import Chain, StoredObjects, TransferPlan
 from kvloom.tiers.values import Places, Result
 from kvloom.transfer.jobs import Urgency
@@ -27,8 +27,8 @@ STEPS = 8
 _ASK_S = 0.002
 """How often a load that runs is asked about."""
 
-GiveUp = Callable[[float, float, float], bool]
-"""Asked now and then with the seconds since a load began, and which shares of its bytes are there and come first."""
+GiveUp = Callable[[float, Standing], bool]
+"""Asked now and then with the seconds since a load began, and how far it has come."""
 Ready = Callable[[Load, float], bool]
 """Waits up to so many seconds for what is wanted of a load; whether it is there."""
 
@@ -104,8 +104,7 @@ class TierSource:
             load = self._begin(plan, floor, self._ground.options.restoring, np.ones(len(plan), dtype=np.bool_))
             begun = self._ground.clock()
             if load.stages.count > 1:
-                # It is given up once it would be too late even if the first stage were there now.
-                if self._wait(load, lambda took, _, first: give_up(took, first, first), Load.wait_first):
+                if self._wait(load, give_up, Load.wait_first):
                     return None
                 if self._all.landing.arrive(load, begun + limit, begun):
                     self._moving = None
@@ -150,7 +149,7 @@ class TierSource:
         begun = ground.clock()
         while not ready(load, _ASK_S):
             took = ground.clock() - begun
-            late = took > ground.options.load_deadline_s or give_up(took, load.share, load.first_share)
+            late = took > ground.options.load_deadline_s or give_up(took, load.standing(begun))
             if late or ground.hurried():
                 self.slow = _late(load, took) if late else ()
                 load.cancel(late=not ground.hurried())
@@ -182,5 +181,5 @@ def _measured(load: Load) -> tuple[tuple[int, int, float], ...]:
 
 def _late(load: Load, took: float) -> tuple[tuple[int, int, float], ...]:
     """(tier, bytes, seconds) of a load that is given up: the pieces that came, or the first one, that had not yet."""
-    nothing = [(each.number, each.first_bytes, took) for each in load.bringing if not each.progress.pieces]
+    nothing = [(each.number, int(each.ends[0]), took) for each in load.bringing if not each.progress.pieces]
     return (*_measured(load), *nothing)

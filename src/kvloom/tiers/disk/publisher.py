@@ -20,7 +20,7 @@ from kvloom.tiers.disk.moving import Mover
 from kvloom.tiers.disk.opened import OpenIndex
 from kvloom.tiers.disk.publishing import Draft
 from kvloom.tiers.disk.reading import Reader
-from kvloom.tiers.disk.rows import layout_id
+from kvloom.tiers.disk.rows import layout_id, next_layout
 from kvloom.tiers.disk.space import EXTENT_EXTRA, Cap, fits
 from kvloom.tiers.disk.sweeping import Sweeper
 from kvloom.tiers.disk.writer import NoRoomError, Writer
@@ -126,8 +126,8 @@ class Publisher:
         def work(index: Index) -> None:
             version = index.version()
             with index.read() as db:
-                number = layout_id(db, made.unit.layout)
-                if number is not None and extent is not None:
+                number = layout_id(db, made.unit.layout) or next_layout(db)
+                if extent is not None:
                     ready.append((version, publishing.entry(db, made, places, extent.id, number)))
 
         with contextlib.suppress(OSError, StoreError):  # then the transaction finds out

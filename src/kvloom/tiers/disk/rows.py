@@ -41,12 +41,17 @@ def layout_id(db: sqlite3.Connection, digest: bytes, *, make: bool = False) -> i
     if row is None:
         if not make:
             return None
-        number = int(db.execute("SELECT coalesce(max(id), 0) + 1 FROM layouts").fetchone()[0])
+        number = next_layout(db)
         db.execute("INSERT INTO layouts VALUES (?, ?, ?)", (number, digest, row_sum(number, digest)))
         return number
     if row[1] != row_sum(row[0], digest):
         raise IndexCorruptError("a layout of the index is damaged")
     return int(row[0])
+
+
+def next_layout(db: sqlite3.Connection) -> int:
+    """The number that a new layout gets."""
+    return int(db.execute("SELECT coalesce(max(id), 0) + 1 FROM layouts").fetchone()[0])
 
 
 def layouts(db: sqlite3.Connection) -> dict[int, bytes]:
