@@ -2,8 +2,9 @@
 
 The models are tiny and random, and of different shapes: short windows (a replay is cheap), many windows (a replay is
 long), wide layers (computing is slow).  The disk is a store whose reads sleep until a disk of the given speed would
-have been done.  In every cell the planner's own runs and forced runs of each way take turns, computing twice.  A little work
-that is not measured goes before each: after a disk's sleep a core is slow for a while, and what follows would pay for it.
+have been done.  In every cell the planner's own runs and forced runs of each way take turns, computing twice.  A little
+work that is not measured goes before each: after waiting for a slow disk a core is slow for a while, and what comes
+next would pay for it.
 """
 
 from __future__ import annotations

@@ -174,8 +174,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How far a load has come, in shares (0 to 1) of its bytes: ``share`` had come ``arrived_s`` seconds after it began,
-    and with the pieces that come next it will be ``following``."""
+    """How far a load has come.
+
+    Attributes:
+        share: of its bytes (0 to 1) that are there; the last of them came ``arrived_s`` seconds after it began.
+        following: the share that will be there with the pieces that come next.
+    """
 
     share: float
     arrived_s: float

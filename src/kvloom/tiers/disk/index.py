@@ -48,14 +48,13 @@ class IndexCorruptError(StoreError):
 
 def row_sum(*parts: int | bytes) -> int:
     """A checksum over numbers and bytes, as SQLite's signed integers hold it."""
-    state = xxhash.xxh3_64()
+    row = list[bytes]()
     for part in parts:
         data = part.to_bytes(8, "little", signed=True) if isinstance(part, int) else part
         if not isinstance(data, bytes):
             raise IndexCorruptError(f"the index has {type(part).__name__} where it has numbers or bytes")
-        state.update(len(data).to_bytes(8, "little"))
-        state.update(data)
-    return state.intdigest() - (1 << 63)
+        row += len(data).to_bytes(8, "little"), data
+    return xxhash.xxh3_64_intdigest(b"".join(row)) - (1 << 63)
 
 
 @contextlib.contextmanager

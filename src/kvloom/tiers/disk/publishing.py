@@ -14,7 +14,7 @@ import numpy as np
 from kvloom.tiers.disk.format import HEADER, NEED, PLACE, BoundaryInfo, Manifest, NodeInfo
 from kvloom.tiers.disk.index import Index, add_meta, meta, row_sum, set_meta
 from kvloom.tiers.disk.pieces import padded_lengths
-from kvloom.tiers.disk.rows import NodeRow, layout_id, nodes, put_node, with_objects
+from kvloom.tiers.disk.rows import NodeRow, layout_id, nodes, put_nodes, with_objects
 from kvloom.tiers.disk.runs import Run, unplaced
 from kvloom.tiers.disk.space import growth
 from kvloom.tiers.values import DIGEST, Need, NewObject, Unit
@@ -144,27 +144,30 @@ def entry(db: sqlite3.Connection, made: Draft, places: AnyArray, extent: int, nu
     What another process stored meanwhile stays unless ours is of a better grade.
     """
     chain, stored = made.chain, nodes(db, number, made.chain)
-    changed: dict[int, NodeRow] = {
-        i: NodeRow(
-            number, digest, made.parent(i), i, made.tokens(i).astype("<i4").tobytes(), np.empty(0, PLACE), extent
-        )
-        for i, digest in enumerate(chain)
-        if digest not in stored
-    }
-    order = np.argsort(made.owners, kind="stable")
-    for i, mine in zip(*_grouped(made.owners[order], order), strict=True):
-        node = changed.get(i) or stored[chain[i]]
-        changed[i] = with_objects(node, merge(node.objects, places[mine]))
-    after = {**stored, **{node.digest: node for node in changed.values()}}
+    order = np.lexsort((places["column"], places["group"], made.owners))
+    fresh = dict(zip(*_grouped(made.owners[order], places[order]), strict=True))
+    tokens, size = made.unit.tokens.astype("<i4").tobytes(), 4 * made.unit.segment
+    changed, after, none = list[NodeRow](), dict(stored), np.empty(0, PLACE)
+    for i, digest in enumerate(chain):
+        node, mine = stored.get(digest), fresh.get(i, none)
+        if node is None:
+            said = tokens[i * size : (i + 1) * size]
+            changed.append(NodeRow(number, digest, made.parent(i), i, said, mine, extent))
+        elif len(mine):
+            changed.append(with_objects(node, merge(node.objects, mine)))
+        else:
+            continue
+        after[digest] = changed[-1]
     where, entries = chain_objects(chain, after)
     whole = satisfied(made.needs, where, entries["group"].astype(np.int64), entries["column"].astype(np.int64))
-    return Entry(tuple((node, node.sum()) for node in changed.values()) if whole else None)
+    return Entry(tuple((node, node.sum()) for node in changed) if whole else None)
 
 
 def _grouped(keys: AnyArray, values: AnyArray) -> tuple[list[int], list[AnyArray]]:
     """Each of the sorted ``keys`` once, and the values that go with it."""
-    names, first = np.unique(keys, return_index=True)
-    return names.tolist(), np.split(values, first[1:]) if len(names) else []
+    begins = np.flatnonzero(np.diff(keys, prepend=-1)).tolist()
+    ends = [*begins[1:], len(keys)] if begins else []
+    return keys[begins].tolist(), [values[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
 
 def enter(
@@ -172,8 +175,7 @@ def enter(
 ) -> None:
     """Make a written unit visible, within a transaction that begins with what ``entry`` saw; ``size``: of its run."""
     chain = made.chain
-    for node, check in changed:
-        put_node(db, node, check)
+    put_nodes(db, changed)
     end = db.execute("SELECT id FROM nodes WHERE layout = ? AND digest = ?", (number, chain[-1])).fetchone()[0]
     put_boundary(db, end, made.needs, touched=tick(db), hits=0, home=extent)
     add_meta(db, "published", 1)
@@ -183,8 +185,6 @@ def enter(
 
 def merge(old: AnyArray, new: AnyArray) -> AnyArray:
     """Both lists of ``PLACE``; of two for the same column the one of better grade, else the old one."""
-    if not len(old):
-        return new[np.lexsort((new["column"], new["group"]))]
     kept: dict[tuple[int, int], AnyArray] = {(int(e["group"]), int(e["column"])): e for e in old}
     for entry in new:
         key = int(entry["group"]), int(entry["column"])

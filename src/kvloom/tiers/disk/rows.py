@@ -100,19 +100,19 @@ def every_node(db: sqlite3.Connection, after: int = -1, limit: int = -1) -> list
     return [node_of(row) for row in db.execute(query, (after, limit))]
 
 
-def put_node(db: sqlite3.Connection, node: NodeRow, check: int | None = None) -> int:
-    """Write a node, a new one (``id`` -1) or over what is there; returns its number.  ``check``: its sum, if known."""
-    check = node.sum() if check is None else check
-    values = (node.layout, node.digest, node.parent, node.depth, node.tokens, node.objects.tobytes(), node.home)
-    if node.id < 0:
-        made = db.execute(
-            "INSERT INTO nodes (layout, digest, parent, depth, tokens, objects, home, sum) VALUES (?,?,?,?,?,?,?,?)",
-            (*values, check),
-        )
-        assert made.lastrowid is not None
-        return made.lastrowid
-    db.execute("UPDATE nodes SET objects = ?, home = ?, sum = ? WHERE id = ?", (*values[5:], check, node.id))
-    return node.id
+_INSERT = "INSERT INTO nodes (layout, digest, parent, depth, tokens, objects, home, sum) VALUES (?,?,?,?,?,?,?,?)"
+
+
+def put_nodes(db: sqlite3.Connection, changed: Iterable[tuple[NodeRow, int]]) -> None:
+    """Write nodes with their sums: new ones (``id`` -1), and over what is there."""
+    rows = [(n.layout, n.digest, n.parent, n.depth, n.tokens, n.objects.tobytes(), n.home, s, n.id) for n, s in changed]
+    db.executemany(_INSERT, [row[:8] for row in rows if row[8] < 0])
+    db.executemany("UPDATE nodes SET objects = ?, home = ?, sum = ? WHERE id = ?", [r[5:] for r in rows if r[8] >= 0])
+
+
+def put_node(db: sqlite3.Connection, node: NodeRow) -> None:
+    """Write one."""
+    put_nodes(db, [(node, node.sum())])
 
 
 def with_objects(node: NodeRow, objects: AnyArray) -> NodeRow:

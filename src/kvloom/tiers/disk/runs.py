@@ -112,8 +112,7 @@ class Staging:
     def __init__(self, ops: FileOps) -> None:
         self._ops = ops
         self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="kvloom-write")
-        # The one used last first: it is in the cache still.
-        self._free: queue.LifoQueue[npt.NDArray[np.uint8]] = queue.LifoQueue()
+        self._free: queue.SimpleQueue[npt.NDArray[np.uint8]] = queue.SimpleQueue()
         for _ in range(BUFFERS):
             self._free.put(np.empty(0, np.uint8))
 
