@@ -22,7 +22,11 @@ from kvloom.engine.answers import answer  # noqa: E402
 from kvloom.manager.ways import Way  # noqa: E402
 from kvloom.plan import StoredObjects  # noqa: E402
 from kvloom.tiers.disk import DiskStore  # noqa: E402
+from kvloom.tiers.values import Published, Unit  # noqa: E402
 from kvloom.types import Grade, Kind  # noqa: E402
+
+ROOM_FOR_ONE = "320KiB"
+"""A device that holds a prompt of ten segments, and not another one beside it."""
 
 
 def planned(shop: Shop, family: str, **options: Any) -> Engine:
@@ -180,6 +184,33 @@ def test_a_longer_end_of_another_answer_does_not_hide_this_one(shop: Shop, repla
         reused, found = shop.ask(engine, asked)
         assert reused == len(ids) - 1
         assert found.tokens == shop.cold(engine, asked).tokens
+
+
+@pytest.mark.parametrize("replay", ["off", "auto"])
+def test_a_prefix_without_room_waits_for_slots_that_are_being_stored(shop: Shop, replay: str) -> None:
+    first, second = shop.ids(10 * 32), shop.ids(10 * 32, seed=5)
+    with shop.engine("gpt_oss") as engine:
+        shop.ask(engine, first)
+    tier, may = SlowTier(shop.store()), threading.Event()
+    publish = tier.publish
+
+    def held_back(unit: Unit) -> Published:
+        assert may.wait(60)
+        return publish(unit)
+
+    tier.publish = held_back
+    model = shop.lab.model("gpt_oss", "float32")
+    with attach(model, **{**SHAPE, "device": ROOM_FOR_ONE}, tiers=[tier], replay=replay) as engine:
+        with engine.open(second) as session:
+            answer(session, count=COUNT, started=time.perf_counter())
+        assert engine.cold is not None
+        assert engine.cold.waiting, "its slots are held"
+        if engine.recoverer is not None:
+            engine.recoverer.forced = Way.RESTORE  # computing may be faster for a model as small as this
+        threading.Timer(0.2, may.set).start()
+        reused, found = shop.ask(engine, first)
+        assert reused == len(first) - 1
+        assert found.same_as(shop.cold(engine, first))
 
 
 def test_what_several_tiers_have_together() -> None:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.core.specs import FULL_WINDOW, V4
+from tests.transfer.rude import Rude
 from tests.transfer.world import SALTS, Tokens, World, draw
 
 from kvloom.errors import CapacityError
 from kvloom.tiers.contract import Tier
 from kvloom.tiers.disk import DiskStore
 from kvloom.tiers.host import HostStore
+from kvloom.tiers.values import Published, Unit
 from kvloom.transfer.options import Admission, TransferOptions
 from kvloom.types import Grade
 
@@ -197,6 +200,51 @@ def test_what_was_fetched_ahead_makes_room_for_who_is_here() -> None:
     assert ahead[0]
     assert not all(ahead), "a prefetch takes only room that is there"
     assert world.serve(draw(rng, 60)) == 0
+    world.settled()
+    world.cold.close()
+
+
+def held_back(may: threading.Event) -> Callable[[Tier, Unit], Published]:
+    """A ``publish`` that waits until it may."""
+
+    def publish(inner: Tier, unit: Unit) -> Published:
+        assert may.wait(10)
+        return inner.publish(unit)
+
+    return publish
+
+
+def test_an_end_on_its_way_to_a_tier_is_waited_for() -> None:
+    """The device has dropped it meanwhile, and until its store ends no tier has it either."""
+    slow, may = Rude(HostStore(8 * MIB)), threading.Event()
+    slow.faults["publish"] = held_back(may)
+    world = World(FULL_WINDOW, 1 * MIB, [slow], TransferOptions(gpu_watermark=0.001))
+    prompt = draw(random.Random(12), 43)
+    world.serve(prompt)
+    world.manager.evict(1 << 30)
+    ids = np.array(prompt, dtype=np.int32)
+    assert world.manager.colder.survey(ids).reused == 0, "the device has dropped it"
+    threading.Timer(0.2, may.set).start()
+    assert world.serve(prompt) == len(prompt) - 1
+    world.settled()
+    world.cold.close()
+
+
+def test_a_prefix_without_room_waits_for_slots_that_are_being_stored() -> None:
+    """They are free in a moment, and computing the prefix would need as many."""
+    slow, may = Rude(HostStore(8 * MIB)), threading.Event()
+    world = World(FULL_WINDOW, 48 << 10, [slow], TransferOptions(gpu_watermark=0.001))
+    rng = random.Random(13)
+    stored, running = draw(rng, 43), draw(rng, 60)
+    world.serve(stored)
+    world.settled()
+    world.manager.evict(1 << 30)
+    slow.faults["publish"] = held_back(may)
+    world.serve(running)
+    ids = np.array(stored, dtype=np.int32)
+    assert not world.cold.prefetch(ids, b"", (), Grade.FAITHFUL), "there is no room"
+    threading.Timer(0.2, may.set).start()
+    assert world.serve(stored) == len(stored) - 1
     world.settled()
     world.cold.close()
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.core.specs import FULL_WINDOW
+from tests.transfer.rude import Rude
 from tests.transfer.world import Tokens, World, draw
 
 from kvloom.testing.faults import FaultyTier, Plan
@@ -25,18 +26,6 @@ from kvloom.transfer.options import ColdForm, TransferOptions
 from kvloom.types import Grade, Int32Array
 
 MIB = 1 << 20
-
-
-class Rude:
-    """Another tier, of which ``faults`` (by name of the method) are called instead."""
-
-    def __init__(self, inner: Tier) -> None:
-        self._inner = inner
-        self.faults: dict[str, Any] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        fault = self.faults.get(name)
-        return getattr(self._inner, name) if fault is None else lambda *a, **k: fault(self._inner, *a, **k)
 
 
 def fails(_inner: Tier, *_: Any, **__: Any) -> Any:

@@ -93,6 +93,10 @@ class TierSource:
         assert self._chain is not None
         self._all.fetching.note_limits(self._chain, self._found, (salt, extra_keys), floor)
 
+    def make_room(self) -> bool:
+        """Wait, not for long, for transfers that hold slots; whether any has let go of some."""
+        return self._all.fetching.make_room()
+
     def load(self, plan: TransferPlan, floor: Grade, give_up: GiveUp, within: float | None = None) -> Arrived | None:
         """Bring all of a plan, and publish it; None when it was given up.
 

@@ -115,12 +115,13 @@ def drive(base: Path, kills: int, seed: int, plan: str) -> herd.Herd:
 
 def summary(tally: Tally, herds: herd.Herd, steps: int, seed: int, seconds: float) -> str:
     """What was done and found, line by line; whatever was wrong has ended the run before."""
-    least = min(tally.moments.values(), default=0) if len(tally.moments) == steps else 0
+    least = min(tally.moments.values(), default=0)
+    each = f", each {least} times or more" if len(tally.moments) == steps else ""
     rivals = sum(tally.scenarios[name] for name, scenario in SCENARIOS.items() if scenario.rival)
     return (
         f"{tally.kills + herds.kills} kills in one run of {seconds:.0f} s, seed {seed}: wrong bytes 0, published units "
         f"lost 0, {tally.hits + herds.hits} whole units read after kills\n"
-        f"  singles: {tally.kills} kills at {len(tally.moments)} of {steps} steps, each {least} times or more; "
+        f"  singles: {tally.kills} kills at {len(tally.moments)} of {steps} steps{each}; "
         f"{tally.with_reader} with a reader, {rivals} with a rival; {tally.early} more ended before their step\n"
         f"    by scenario: {_counts(tally.scenarios)}\n"
         f"    by step: {_counts(tally.steps)}\n"

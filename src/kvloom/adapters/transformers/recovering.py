@@ -54,6 +54,7 @@ class _Source(TierSource):
     find = whole(TierSource.find)
     load = whole(TierSource.load)
     fetch = whole(TierSource.fetch)
+    make_room = whole(TierSource.make_room)
 
 
 @dataclass(slots=True)
@@ -153,6 +154,8 @@ class Recoverer:
         good = _NOBODY
         try:  # what takes long can be interrupted, and whatever happens the load ends
             self._plan(choice.chosen, ids, tiers, names, floor)
+            if self._open is None and self._source is not None and self._source.make_room():
+                self._plan(choice.chosen, ids, tiers, names, floor)
             if self._open is None:
                 return None
             plan, made = self._open

@@ -29,8 +29,8 @@ from kvloom.types import AnyArray
 
 TRIES = 4
 
-Ready = tuple[tuple[str, int], publishing.Entry]
-"""A version of the index, and what a unit changes in it."""
+Ready = tuple[tuple[str, int], int, publishing.Entry]
+"""A version of the index, the number of the unit's layout in it, and what the unit changes there."""
 
 
 class _LostError(Exception):
@@ -128,7 +128,7 @@ class Publisher:
             with index.read() as db:
                 number = layout_id(db, made.unit.layout) or next_layout(db)
                 if extent is not None:
-                    ready.append((version, publishing.entry(db, made, places, extent.id, number)))
+                    ready.append((version, number, publishing.entry(db, made, places, extent.id, number)))
 
         with contextlib.suppress(OSError, StoreError):  # then the transaction finds out
             indexes.run(work)
@@ -146,8 +146,8 @@ class Publisher:
                 raise _LostError
             number = layout_id(db, made.unit.layout, make=True)
             assert number is not None
-            if ready and ready[0][0] == index.version():
-                entry = ready[0][1]
+            if ready and ready[0][:2] == (index.version(), number):
+                entry = ready[0][2]
             else:
                 entry = publishing.entry(db, made, places, extent.id, number)
             if entry.changed is None:

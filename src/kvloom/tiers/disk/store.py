@@ -313,8 +313,7 @@ class DiskStore:
         total = self.contents().payload
         for batch in self.catalogue():
             for part in in_parts(batch.places):
-                result = self._reading.read(self._index, part, Handing(_nowhere), lambda: False)
-                count_results(done, part, result.results)
+                count_results(done, part, self.read_each(part, _nowhere).results)
                 progress(done.bytes, total)
         self._index.run(lambda index: check_index(index, self._directory, done))
         if self._index.rebuilds > before:
@@ -337,7 +336,7 @@ class DiskStore:
         """Write everything to a new file.  Raises StoreError when it exists, OSError."""
 
         def read(places: Places, deliver: Deliver) -> npt.NDArray[np.uint8]:
-            return self._reading.read(self._index, places, Handing(deliver), lambda: False).results
+            return self.read_each(places, deliver).results
 
         return self._index.run(lambda index: export(index, Path(path), read))
 
