@@ -31,6 +31,7 @@ from kvloom.transfer.memory import SlotMemory
 from kvloom.transfer.moving import Moving
 from kvloom.transfer.options import Restoring, TransferOptions
 from kvloom.transfer.pace import Pace
+from kvloom.transfer.ready import make_ready
 from kvloom.transfer.stats import TransferStats
 from kvloom.types import Grade, Int32Array
 
@@ -66,6 +67,7 @@ class Hierarchy:
         hurried: Callable[[], bool] = lambda: False,
     ) -> None:
         options = options or TransferOptions()
+        make_ready(tiers, options.cold_form)
         # Copies to an accelerator take no processor away from what it computes.
         self.pace = Pace(options.pace if memory.host_memory() is not None else 1.0)
         shared = (memory, manager.spec, manager.geometry, options, clock, lane, self.pace)
