@@ -7,14 +7,14 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvloom.tiers.disk.directory import Directory
 from kvloom.tiers.disk.files import DIRECT, PIN_BYTE, WRITER_BYTE, FileOps, aligned
 from kvloom.tiers.disk.format import PAGE, TYPE_EXTENT, first_page
-from kvloom.tiers.disk.index import OPEN, IndexCorruptError, row_sum
+from kvloom.tiers.disk.index import DYING, OPEN, SEALED, Index, IndexCorruptError, row_sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,6 @@ class OpenExtent:
     fd: int
     reserved: int
     end: int = PAGE
-    used: int = PAGE
     named: bool = False
 
     @property
@@ -68,9 +67,9 @@ class OpenExtent:
         """Bytes that still fit."""
         return self.reserved - self.end
 
-    def row(self, state: int = OPEN) -> ExtentRow:
-        """As the index has it."""
-        return ExtentRow(self.id, state, self.reserved, self.used)
+    def row(self) -> ExtentRow:
+        """As the index is to have it, with all that was written so far."""
+        return ExtentRow(self.id, OPEN, self.reserved, self.end)
 
 
 def create_extent(directory: Directory, ops: FileOps, reserved: int) -> OpenExtent:
@@ -90,6 +89,25 @@ def begin_extent(ops: FileOps, extent: OpenExtent, cap: int) -> None:
     page = aligned(PAGE)
     page[:] = np.frombuffer(first_page(TYPE_EXTENT, extent=extent.id, reserved=extent.reserved, cap=cap), np.uint8)
     ops.write(extent.fd, page.data, 0)
+
+
+def seal_extent(index: Index, ops: FileOps, fd: int, extent: int, *, lasting: bool) -> None:
+    """Nobody appends to an extent any more: cut its file behind what is published.  The caller has its writer's lock.
+
+    The file is cut after a transaction, never before.  What a process published that was killed while it committed may
+    be in SQLite's log and seen by nobody, until the last who has the index open is gone and the log is read anew; once
+    another transaction was written that cannot happen any more.  ``lasting``: nor after a loss of power.  That is not
+    needed where the process that appended is this one and no commit of its failed: it knows what it published.
+    """
+    with index.write(lasting=lasting) as db:
+        row = extent_rows(db).get(extent)
+        if row is None or row.state == DYING or (row.state == SEALED and row.reserved == row.used):
+            return
+        put_extent(db, replace(row, state=SEALED))
+    with contextlib.suppress(OSError):  # then its bytes stay promised, and somebody tries again
+        ops.truncate(fd, row.used)
+        with index.write(lasting=False) as db:
+            put_extent(db, ExtentRow(extent, SEALED, row.used, row.used))
 
 
 class Pins:

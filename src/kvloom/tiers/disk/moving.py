@@ -137,6 +137,5 @@ class Mover:
                 if kept is not None:
                     needs, touched, hits = np.frombuffer(kept[0], NEED), kept[1], kept[2]
                     put_boundary(db, boundary.id, needs, touched=touched, hits=hits, home=extent.id)
-            put_extent(db, replace(extent.row(), used=extent.end))
+            put_extent(db, extent.row())
             add_meta(db, "bytes_moved", size)
-        extent.used = extent.end

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from dataclasses import replace
 
 from kvloom.errors import StoreError
 from kvloom.tiers.disk import publishing
@@ -71,7 +70,7 @@ class Publisher:
         self._health.failed(reason)
         with self.lock:
             try:
-                indexes.run(self.writer.release)
+                indexes.run(lambda index: self.writer.release(index, failed=True))
             except (OSError, StoreError):
                 self.writer.forget()
 
@@ -154,8 +153,7 @@ class Publisher:
                 raise _LostError
             publishing.enter(db, made, entry.changed, number, extent.id, size)
             self.heat.flush(db)
-            put_extent(db, replace(extent.row(), used=extent.end))
-        extent.used = extent.end
+            put_extent(db, extent.row())
         return Published(Outcome.PUBLISHED, len(made.objects), size)
 
     def clear(self, index: Index, layout: bytes, root: bytes) -> int:

@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from kvloom.tiers.disk.directory import PUBLISH_BYTE, SWEEP_BYTE, Directory
-from kvloom.tiers.disk.extents import ExtentRow, extent_rows, put_extent
+from kvloom.tiers.disk.extents import ExtentRow, extent_rows, put_extent, seal_extent
 from kvloom.tiers.disk.files import PIN_BYTE, WRITER_BYTE, FileOps
 from kvloom.tiers.disk.index import DYING, OPEN, SEALED, Index, meta
 from kvloom.tiers.disk.marks import Keep, Marks, Snapshot, live_bytes, mark, snapshot
@@ -270,11 +270,7 @@ class Sweeper:
             try:
                 if not self._ops.lock(fd, WRITER_BYTE, exclusive=True):
                     return
-                with index.write() as db:
-                    now = extent_rows(db).get(row.id)
-                    if now is not None and now.state != DYING:
-                        self._ops.truncate(fd, now.used)
-                        put_extent(db, ExtentRow(now.id, SEALED, now.used, now.used))
+                seal_extent(index, self._ops, fd, row.id, lasting=True)
                 self.done.orphans += 1
             finally:
                 self._ops.close(fd)

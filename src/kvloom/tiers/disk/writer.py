@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from kvloom.tiers.disk.directory import Directory
-from kvloom.tiers.disk.extents import OpenExtent, begin_extent, create_extent, extent_rows, put_extent
+from kvloom.tiers.disk.extents import OpenExtent, begin_extent, create_extent, put_extent, seal_extent
 from kvloom.tiers.disk.files import FileOps
 from kvloom.tiers.disk.format import PAGE
-from kvloom.tiers.disk.index import OPEN, SEALED, Index
+from kvloom.tiers.disk.index import Index
 from kvloom.tiers.disk.runs import Run, Staging
 from kvloom.tiers.disk.space import EXTENT_EXTRA, Cap, fits
 from kvloom.types import AnyArray
@@ -40,9 +39,11 @@ class Writer:
         """
         if self.has(size):
             return
+        self.release(index)
         made = create_extent(self._directory, self._ops, 0)
         try:
-            with self._given_up(index) as db:
+            # It need not last: if it is lost with the power, so is all that followed, and nobody knows the extent.
+            with index.write(lasting=False) as db:
                 for reserved in (max(cap.extent, size + PAGE), size + PAGE):
                     if fits(db, index, cap, reserved + EXTENT_EXTRA + headroom):
                         made.reserved = reserved
@@ -77,34 +78,16 @@ class Writer:
         self.bytes_written += run.size
         return places
 
-    def release(self, index: Index) -> None:
-        """Give the extent up: it stays as long as what is published, and gives back what it did not use."""
-        if self.extent is not None:
-            with self._given_up(index):
-                pass
+    def release(self, index: Index, *, failed: bool = False) -> None:
+        """Give the extent up: it stays as long as what is published, and gives back what it did not use.
 
-    @contextlib.contextmanager
-    def _given_up(self, index: Index) -> Iterator[sqlite3.Connection]:
-        """A transaction that gives the extent up, if there is one, and may do more.
-
-        It need not last: if it is lost with the power, so is whatever followed, and the extent is like that of a writer
-        who was killed, or is known to nobody.  Every publication makes lasting what went before it.
+        ``failed``: writing did, and perhaps a commit.
         """
         extent, self.extent = self.extent, None
-        try:
-            with index.write(lasting=False) as db:
-                if extent is not None:
-                    row = extent_rows(db).get(extent.id)
-                    if row is not None:  # an interrupt can come when something was entered and before it is noted here
-                        extent.used = max(extent.used, row.used)
-                    with contextlib.suppress(OSError):
-                        self._ops.truncate(extent.fd, extent.used)
-                        extent.reserved = extent.used
-                    if row is not None and row.state == OPEN:
-                        put_extent(db, extent.row(SEALED))
-                yield db
-        finally:
-            if extent is not None:
+        if extent is not None:
+            try:
+                seal_extent(index, self._ops, extent.fd, extent.id, lasting=failed)
+            finally:
                 self._ops.close(extent.fd)
 
     def forget(self) -> None:
