@@ -35,7 +35,8 @@ class Outcome(enum.StrEnum):
     KNOWN = "known"
     """Everything was there already; nothing was written."""
     INCOMPLETE = "incomplete"
-    """Objects that the boundary needs were neither brought along nor are they stored (any more)."""
+    """Objects that the boundary needs were neither brought along nor are they stored (any more); or a digest of the
+    chain is stored already with other tokens, or in another place."""
     NO_ROOM = "no_room"
     """The unit does not fit under the cap, whatever is evicted; or others read at present what would have to go."""
     UNAVAILABLE = "unavailable"
