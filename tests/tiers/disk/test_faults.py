@@ -98,6 +98,29 @@ def test_d7_it_comes_back_by_itself(fast_path: Path, what: str, error: str) -> N
         assert store.verify().ok
 
 
+@pytest.mark.parametrize("folder", [False, True])
+def test_d7_files_that_somebody_removes_below_a_running_store(fast_path: Path, folder: bool) -> None:
+    """What is written to a file without a name is nowhere: it is not called stored, and the next file has a name."""
+    clock = Clock()
+    first, second = units(SMALL, 2)
+    with DiskStore.open(fast_path / "s", 64 * MIB, clock=clock) as store:
+        assert store.publish(first).stored
+        shutil.rmtree(fast_path / "s" / "extents")
+        (fast_path / "s" / "extents").mkdir(mode=0o700)
+        if folder:
+            (fast_path / "s" / "extents").rmdir()
+        assert store.publish(second).outcome is Outcome.UNAVAILABLE
+        assert not hit(store, SMALL, second)
+        (fast_path / "s" / "extents").mkdir(mode=0o700, exist_ok=True)
+        for _ in range(3):
+            clock.now += LONGEST_PAUSE
+            for unit in (first, second):
+                hit(store, SMALL, unit)  # finds out what is gone
+                store.publish(unit)
+        assert hit(store, SMALL, first)
+        assert hit(store, SMALL, second)
+
+
 def test_d7_pauses_grow_and_are_bounded(fast_path: Path) -> None:
     clock, ops = Clock(), FailingOps()
     with DiskStore.open(fast_path / "s", 64 * MIB, ops=ops, clock=clock) as store:

@@ -112,10 +112,7 @@ class DiskStore:
         """
         for cap in (capacity_bytes, capacity_of_new):
             _check_cap(directory, cap)
-        if not isinstance(threads, int) or threads < 1:
-            raise InputError(f"store {directory}: {threads!r} threads cannot read; use 1 or more")
-        if not isinstance(directory, str | Path) or "\0" in str(directory):
-            raise StoreError(f"{directory!r} is no path of a directory; name one, as text or a Path")
+        _check_rest(directory, threads)
         ops = ops or FileOps()
         try:
             place = Directory(Path(directory), ops, create=create)
@@ -373,6 +370,13 @@ def _check_cap(directory: str | Path, cap: int | None) -> None:
     if cap < MINIMUM:
         least = exact_size(MINIMUM)
         raise InputError(f"store {directory}: {exact_size(cap)} are too few; use at least {least}")
+
+
+def _check_rest(directory: object, threads: object) -> None:
+    if not isinstance(threads, int) or threads < 1:
+        raise InputError(f"store {directory}: {threads!r} threads cannot read; use 1 or more")
+    if not isinstance(directory, str | Path) or "\0" in str(directory):
+        raise StoreError(f"{directory!r} is no path of a directory; name one, as text or a Path")
 
 
 def _nowhere(_number: int, _payload: npt.NDArray[np.uint8]) -> None:

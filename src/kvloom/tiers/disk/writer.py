@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import sqlite3
 from collections.abc import Callable, Iterator
 
@@ -60,7 +62,8 @@ class Writer:
         begin_extent(self._ops, made, cap.bytes)
 
     def append(self, run: Run, meanwhile: Callable[[AnyArray], None] = lambda _places: None) -> AnyArray:
-        """Write a run into the claimed extent and sync it; returns its ``PLACE[objects]``.  Raises OSError.
+        """Write a run into the claimed extent and sync it; returns its ``PLACE[objects]``.  Raises OSError, also when
+        somebody has removed the file: what is in it is nowhere then.
 
         ``meanwhile`` gets the places while the last bytes are on their way.
         """
@@ -71,6 +74,8 @@ class Writer:
         self._ops.allocate(extent.fd, start, run.size)
         places = self._staging.write(run, extent.fd, extent.id, start, meanwhile)
         self._ops.sync_data(extent.fd)
+        if not os.fstat(extent.fd).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._directory.extent(extent.id)))
         if not extent.named:
             self._ops.sync_directory(self._directory.extents)
             extent.named = True
