@@ -77,7 +77,7 @@ class DiskStore:
         self._reader = Reader(Pins(directory, ops), ops, threads)
         self._publisher = Publisher(directory, ops, self._reader, self._writes)
         self._reading = Reads(self._reader)
-        self._index = OpenIndex(directory, self._rebuild, self._publisher.writer.forget)
+        self._index = OpenIndex(directory, self._rebuild, self._publisher.writer.disown)
         self._capacity: int | None = None
         self._capacity_of_new: int | None = None
         self._closed = False

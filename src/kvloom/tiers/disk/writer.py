@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -23,23 +22,40 @@ class NoRoomError(Exception):
 
 
 class Writer:
-    """Not thread-safe: its owner holds a lock."""
+    """Not thread-safe but for ``disown``: its owner holds a lock."""
 
     def __init__(self, directory: Directory, ops: FileOps) -> None:
         self._directory, self._ops = directory, ops
         self._staging = Staging(ops)
         self.extent: OpenExtent | None = None
+        self._disowned: OpenExtent | None = None
         self.bytes_written = 0
 
     def has(self, size: int) -> bool:
         """Whether the present extent takes ``size`` bytes more."""
-        return self.extent is not None and self.extent.left >= size
+        return self.usable and self.extent is not None and self.extent.left >= size
+
+    def disown(self) -> None:
+        """The index was made anew: the present extent gets no more.
+
+        Any thread may say so, also while the owner writes there.  Only the owner closes the file: what else is opened
+        meanwhile would get its number, and what is still being written.
+        """
+        self._disowned = self.extent
+
+    @property
+    def usable(self) -> bool:
+        """Whether what is written to the present extent can be published: it is not disowned, and nobody removed it."""
+        extent = self.extent
+        return extent is not None and extent is not self._disowned and os.fstat(extent.fd).st_nlink > 0
 
     def claim(self, index: Index, cap: Cap, size: int, *, headroom: int) -> None:
         """Have an extent with ``size`` bytes left, and beside it ``headroom`` under the cap.
 
         Raises NoRoomError when the cap forbids it, OSError.
         """
+        if self.extent is self._disowned:
+            self.forget()
         if self.has(size):
             return
         made = create_extent(self._directory, self._ops, 0)
@@ -62,8 +78,7 @@ class Writer:
         begin_extent(self._ops, made, cap.bytes)
 
     def append(self, run: Run, meanwhile: Callable[[AnyArray], None] = lambda _places: None) -> AnyArray:
-        """Write a run into the claimed extent and sync it; returns its ``PLACE[objects]``.  Raises OSError, also when
-        somebody has removed the file: what is in it is nowhere then.
+        """Write a run into the claimed extent and sync it; returns its ``PLACE[objects]``.  Raises OSError.
 
         ``meanwhile`` gets the places while the last bytes are on their way.
         """
@@ -74,8 +89,6 @@ class Writer:
         self._ops.allocate(extent.fd, start, run.size)
         places = self._staging.write(run, extent.fd, extent.id, start, meanwhile)
         self._ops.sync_data(extent.fd)
-        if not os.fstat(extent.fd).st_nlink:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._directory.extent(extent.id)))
         if not extent.named:
             self._ops.sync_directory(self._directory.extents)
             extent.named = True
