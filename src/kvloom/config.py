@@ -96,6 +96,14 @@ def exact_size(n_bytes: int) -> str:
     return f"{n_bytes}B"
 
 
+def check_bytes(value: object, what: str) -> None:
+    """Raise ConfigError, which begins with ``what``, unless ``value`` is an int that bytes of a machine can be."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{what}: {_shown(value)} is not a number of bytes; write a whole number, such as {1 << 30}")
+    if value > MOST_BYTES:
+        raise ConfigError(f"{what}: {_shown(value)} bytes are more than 1024 TiB; write what the machine has")
+
+
 def size_option(text: str, option: str) -> int:
     """Like ``parse_size``, for what a command's ``option`` was given: its errors name that."""
     try:

@@ -225,6 +225,25 @@ def test_a_load_nearly_as_long_as_computing_is_not_given_up_between_its_pieces()
             assert not choice.give_up((came + part) / 8 * load, standing), (came, part)
 
 
+def test_what_a_hung_tier_costs_does_not_grow_with_every_retry() -> None:
+    """Each time that it is given up it looks slower, and what looks slow has no longer time to show that it is not."""
+    world, recovery = taught(FAST)
+    compute, n_bytes = world.run(0, 1024), 20 << 20
+    one_piece = Standing(0.0, 0.0, 1.0)
+    times = []
+    for _ in range(40 * (RETRY + 1)):
+        choice = recovery.choose(survey(1024, stored=n_bytes))
+        if choice.why is Why.RETRY:
+            steps = np.linspace(0.0, 10.0 * compute, 1001)
+            times.append(next(at for at in steps.tolist() if choice.give_up(at, one_piece)))
+            recovery.late(0, n_bytes, times[-1])
+    assert len(times) > 30
+    assert max(times) <= (LATE + PATIENCE) * compute * 1.05
+    load = choice.options[1].load_s
+    assert load is not None
+    assert load > compute, "so it is not chosen"
+
+
 def test_a_question_is_worth_a_tenth_of_computing() -> None:
     assert Recovery(SPEC, ["disk"]).patience_s(1 << 20) is None
     world, recovery = taught(FAST)

@@ -22,6 +22,9 @@ from kvloom.testing.faults import FaultyTier, Plan
 from kvloom.tiers.contract import Tier
 from kvloom.tiers.disk import DiskStore
 from kvloom.tiers.host import HostStore
+from kvloom.tiers.values import Published, Unit
+from kvloom.transfer.hierarchy import LOAD_ROOM_PATIENCE
+from kvloom.transfer.keeping import END_PATIENCE_S
 from kvloom.transfer.options import ColdForm, TransferOptions
 from kvloom.types import Grade, Int32Array
 
@@ -175,6 +178,56 @@ def test_d10_a_tier_that_does_not_answer_costs_one_patience(what: str) -> None:
     world.manager.evict(1 << 30)
     time.sleep(0.1)
     assert world.serve(prompts[0]) == len(prompts[0]) - 1
+    world.cold.close(10)
+
+
+def waits_for(door: threading.Event) -> Any:
+    """A ``publish`` that hangs until the door opens."""
+
+    def publish(inner: Tier, unit: Unit) -> Published:
+        assert door.wait(60)
+        return inner.publish(unit)
+
+    return publish
+
+
+def test_d10_ends_that_a_tier_does_not_take_are_waited_for_once() -> None:
+    """The device has dropped them; who asks again while the same store hangs computes at once."""
+    tier, door = Rude(HostStore(8 * MIB)), threading.Event()
+    tier.faults = {"publish": waits_for(door)}
+    world = World(FULL_WINDOW, MIB, [tier], TransferOptions(gpu_watermark=0.001))
+    prompt = draw(random.Random(12), 43)
+    world.serve(prompt)
+    with takes_less_than(2.5 * END_PATIENCE_S):
+        for _ in range(6):
+            world.manager.evict(1 << 30)
+            assert world.serve(prompt) == 0
+    door.set()
+    world.settled()
+    world.manager.evict(1 << 30)
+    assert world.serve(prompt) == len(prompt) - 1
+    world.cold.close(10)
+
+
+def test_d10_slots_that_a_tier_does_not_let_go_of_are_waited_for_once() -> None:
+    """A prefix finds no room while a store hangs: who asks again computes at once."""
+    tier, door = Rude(HostStore(8 * MIB)), threading.Event()
+    world = World(FULL_WINDOW, 48 << 10, [tier], TransferOptions(gpu_watermark=0.001))
+    rng = random.Random(13)
+    stored, running = draw(rng, 43), draw(rng, 60)
+    world.serve(stored)
+    world.settled()
+    world.manager.evict(1 << 30)
+    tier.faults = {"publish": waits_for(door)}
+    world.serve(running)
+    with takes_less_than(2.5 * LOAD_ROOM_PATIENCE):
+        for _ in range(6):
+            world.cold.restore(array(stored), b"", (), Grade.FAITHFUL)
+    assert world.manager.colder.survey(array(stored)).reused == 0
+    door.set()
+    world.settled()
+    assert world.serve(stored) == len(stored) - 1
+    world.settled()
     world.cold.close(10)
 
 

@@ -162,14 +162,17 @@ class Choice:
         recompute, option = self.recompute_s, self.chosen
         if recompute is None or self.why is Why.ASKED or standing.share >= 1.0 or elapsed_s < PATIENCE * recompute:
             return False
-        moving = (option.load_s or 0.0) - option.latency_s
-        came = standing.arrived_s / max(option.latency_s + standing.share * moving, 1e-9)
-        due = option.latency_s + standing.following * moving
+        rest = (option.replay_s or 0.0) + (option.prefill_s or 0.0)
+        load, hope = option.load_s or 0.0, 1.0
+        if self.why is Why.RETRY:  # it was slow; now it is expected to be just fast enough to be of use
+            hope = min(1.0, max(recompute - rest, PATIENCE * recompute) / max(load, 1e-9))
+        latency, moving = hope * option.latency_s, hope * (load - option.latency_s)
+        came = standing.arrived_s / max(latency + standing.share * moving, 1e-9)
+        due = latency + standing.following * moving
         pace = max(came, elapsed_s / max(due, 1e-9))
         if elapsed_s > LATE * max(came, 1.0) * due + PATIENCE * recompute:
             return True
-        rest = (option.replay_s or 0.0) + (option.prefill_s or 0.0)
-        return pace * (option.latency_s + moving) - elapsed_s + rest > recompute
+        return pace * (latency + moving) - elapsed_s + rest > recompute
 
 
 @dataclass(frozen=True, slots=True)

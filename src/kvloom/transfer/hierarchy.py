@@ -22,7 +22,7 @@ from kvloom.transfer.arriving import Arrival, Timeline
 from kvloom.transfer.cooling import Cooling
 from kvloom.transfer.fetching import Fetching
 from kvloom.transfer.ground import Ground, Names
-from kvloom.transfer.keeping import Keeping
+from kvloom.transfer.keeping import END_PATIENCE_S, Keeping
 from kvloom.transfer.landing import Landing, Late
 from kvloom.transfer.lanes import Lane
 from kvloom.transfer.link import Link
@@ -33,6 +33,7 @@ from kvloom.transfer.options import Restoring, TransferOptions
 from kvloom.transfer.pace import Pace
 from kvloom.transfer.ready import make_ready
 from kvloom.transfer.stats import TransferStats
+from kvloom.transfer.stuck import Stuck
 from kvloom.types import Grade, Int32Array
 
 CLOSE_PATIENCE, ROOM_PATIENCE, GIVE_UP_PATIENCE = 60.0, 2.0, 1.0
@@ -82,7 +83,8 @@ class Hierarchy:
         self.fetching.make_room = self._let_go
         self.ahead = Ahead(self.ground, self.fetching, self.landing, self.late)
         self._moving = Moving(self.ground)
-        self.keeping = Keeping(self.ground, self.landing, self._moving)
+        self._stuck = Stuck(clock, hurried)
+        self.keeping = Keeping(self.ground, self.landing, self._moving, self._stuck)
 
     @property
     def tiers(self) -> list[Tier]:
@@ -130,10 +132,14 @@ class Hierarchy:
         self.collect()
         self.fetching.limits = []
 
-    def await_ends(self, chain: Chain, names: Names, floor: Grade) -> None:
+    def await_ends(self, chain: Chain, names: Names, floor: Grade, patience_s: float = END_PATIENCE_S) -> None:
         """Let ends of a prompt get to a tier that the device has dropped while they were on their way."""
         (salt, keys), survey = names, self.ground.manager.colder.survey
-        self.keeping.await_ends(chain, lambda: survey(chain.tokens, salt=salt, extra_keys=keys, floor=floor).reused)
+
+        def here() -> int:
+            return survey(chain.tokens, salt=salt, extra_keys=keys, floor=floor).reused
+
+        self.keeping.await_ends(chain, here, patience_s)
 
     def prefetch(self, tokens: Int32Array, salt: bytes, extra_keys: Sequence[ExtraKey], floor: Grade) -> bool:
         """Begin to bring what ``restore`` will want for a prompt that waits; whether something is under way.
@@ -234,11 +240,11 @@ class Hierarchy:
         self.flush(ROOM_PATIENCE)
 
     def _let_go(self) -> bool:
-        """Wait for what holds slots of ends and of loads that were given up; whether there was any."""
-        if not (self.keeping.jobs or self.late.loads):
-            return False
-        self.flush(LOAD_ROOM_PATIENCE)
-        return True
+        """Wait for what holds slots of ends and of loads that were given up; whether any has let go of some."""
+        moving = [*self.keeping.moving, *self.late.moving]
+        ended = self._stuck.wait(moving, [job for _, job in moving], LOAD_ROOM_PATIENCE)
+        self.collect()
+        return ended
 
     def flush(self, patience_s: float = CLOSE_PATIENCE) -> bool:
         """Wait until everything that is being moved is, but not longer; whether nothing holds slots any more."""

@@ -19,9 +19,12 @@ from kvloom.transfer.moving import Moving
 from kvloom.transfer.offers import kept_of
 from kvloom.transfer.options import Admission
 from kvloom.transfer.pace import Rest
+from kvloom.transfer.stuck import Moving as Jobs
+from kvloom.transfer.stuck import Stuck
 from kvloom.types import Grade, Int32Array
 
-_END_PATIENCE_S, _LOOK_S = 1.0, 0.05
+END_PATIENCE_S = 1.0
+"""Seconds that a request waits at most for ends of its prompt that are on their way to a tier."""
 MOST_PENDING = 4096
 """Ends of sequences that are remembered to be copied once the device fills."""
 
@@ -38,10 +41,11 @@ class _End:
 class Keeping:
     """Stores go on behind requests, while their slots are held.
 
-    ``moving``: what is done after a store.
+    ``moving``: what is done after a store; ``stuck``: whom nobody waits for.
     """
 
-    def __init__(self, ground: Ground, landing: Landing, moving: Moving) -> None:
+    def __init__(self, ground: Ground, landing: Landing, moving: Moving, stuck: Stuck) -> None:
+        self._stuck = stuck
         self._ground, self._landing, self._after = ground, landing, moving.after
         self._forms = [*(link.forms for link in ground.links), *(cooling.forms for cooling in moving.cooling)]
         self._pending: OrderedDict[bytes, _End] = OrderedDict()
@@ -51,6 +55,11 @@ class Keeping:
     def jobs(self) -> list[Job[Stored]]:
         """Those whose slots are held."""
         return [job for _, _, _, job in self._stores]
+
+    @property
+    def moving(self) -> Jobs:
+        """The same, with their lanes."""
+        return [(link.writing, job) for link, _, _, job in self._stores]
 
     def keep(self, sequence: CachedSequence, names: Names) -> None:
         """Store the present end of a sequence where it is to be, or remember it."""
@@ -124,7 +133,7 @@ class Keeping:
             self._stores.append((link, chain, plan, job))
         return True
 
-    def await_ends(self, chain: Chain, here: Callable[[], int]) -> None:
+    def await_ends(self, chain: Chain, here: Callable[[], int], patience_s: float = END_PATIENCE_S) -> None:
         """Wait, not for long, for stores of ends of a chain that the device has dropped since they began.
 
         Until such a store has ended neither the device nor the tier would find it.  ``here``: how many tokens of the
@@ -138,14 +147,10 @@ class Keeping:
             and plan.position <= len(chain.tokens)
             and np.array_equal(stored.tokens[: plan.position], chain.tokens[: plan.position])
         ]
-        if not under_way:
-            return
-        clock, reached = self._ground.clock, here()
-        ends_at = clock() + _END_PATIENCE_S
-        for position, job in under_way:
-            while position > reached and clock() < ends_at and not self._ground.hurried():
-                if job.wait(_LOOK_S):
-                    break
+        if under_way:
+            reached = here()
+            wanted = [job for position, job in under_way if position > reached]
+            self._stuck.wait(self.moving, wanted, min(patience_s, END_PATIENCE_S))
 
     def collect(self) -> None:
         """Let go of the slots of what has ended."""

@@ -7,6 +7,7 @@ from kvloom.plan import CopyPlan
 from kvloom.transfer.arriving import Arrival, Ended, Timeline
 from kvloom.transfer.ground import Ground
 from kvloom.transfer.loading import Load
+from kvloom.transfer.stuck import Moving
 
 _LOOK_S = 0.05
 """How often a request that waits looks whether it is to hurry."""
@@ -23,6 +24,11 @@ class Late:
         """A request does not wait for a load any longer."""
         self.loads.append(load)
         self._ground.stats.late += 1
+
+    @property
+    def moving(self) -> Moving:
+        """What brings them, with its lanes."""
+        return [(each.link.reading, each.job) for load in self.loads for each in load.bringing if each.job is not None]
 
     def collect(self) -> None:
         """Publish what has ended."""

@@ -142,10 +142,10 @@ class Load:
         return self.wait(now + seconds, now)
 
     def wait_first(self, seconds: float) -> bool:
-        """The same for its first stage."""
+        """The same for its first stage, ``seconds`` for every tier; whether each has brought it or brings no more."""
         for each in self.bringing:
-            if each.job is not None and not each.progress.wait(1, 0.0):
-                return each.job.done or each.progress.wait(1, seconds)
+            if each.job is not None and not each.job.done and not each.progress.wait(1, seconds):
+                return False
         return True
 
     def cancel(self, *, late: bool = False) -> None:

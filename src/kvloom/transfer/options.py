@@ -90,7 +90,10 @@ class TransferOptions:
         value = getattr(self, name)
         if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
             raise ConfigError(f"{name} {value!r} is no {'whole ' if whole else ''}number; write one, without quotes")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{name} is more than any number of that kind; write a smaller one") from None
 
     def _member(self, name: str, kind: type[enum.StrEnum]) -> None:
         """A member of ``kind``, or its name, becomes the member."""

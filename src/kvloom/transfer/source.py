@@ -74,7 +74,7 @@ class TierSource:
         self._patience_s = most if patience_s is None else min(patience_s, most)
         self._all.begin_request()
         chain = ground.chain(tokens, names)
-        self._all.await_ends(chain, names, floor)
+        self._all.await_ends(chain, names, floor, self._patience_s)
         self._all.ahead.take(chain, floor)
         found = self._all.fetching.find(chain, self._patience_s)
         self._begun = [*self._all.fetching.ends_within(chain, names, floor, self._patience_s), (chain, found)]
@@ -108,12 +108,12 @@ class TierSource:
             load = self._begin(plan, floor, self._ground.options.restoring, np.ones(len(plan), dtype=np.bool_))
             begun = self._ground.clock()
             if load.stages.count > 1:
-                if self._wait(load, give_up, Load.wait_first):
+                if self._wait(load, begun, give_up, Load.wait_first):
                     return None
                 if self._all.landing.arrive(load, begun + limit, begun):
                     self._moving = None
                     return Arrived(np.ones(len(plan), dtype=np.bool_), _measured(load))
-            if self._wait(load, give_up):
+            if self._wait(load, begun, give_up):
                 return None
             measured = _measured(load)
             results = load.finish(self._ground.manager)
@@ -129,7 +129,7 @@ class TierSource:
         """Bring the objects ``wanted`` (bool ``[len(plan)]``) of a plan, which stays open; None: it is not any more."""
         try:
             load = self._begin(plan, floor, Restoring.WHOLE, wanted)
-            if self._wait(load, give_up):
+            if self._wait(load, self._ground.clock(), give_up):
                 return None
         except BaseException:
             self._leave()
@@ -147,10 +147,9 @@ class TierSource:
         self.taken = plan
         return self._moving
 
-    def _wait(self, load: Load, give_up: GiveUp, ready: Ready = Load.wait_for) -> bool:
+    def _wait(self, load: Load, begun: float, give_up: GiveUp, ready: Ready = Load.wait_for) -> bool:
         """Wait for a load while it is worth it; whether it was given up, and then is none of the caller's business."""
         ground = self._ground
-        begun = ground.clock()
         while not ready(load, _ASK_S):
             took = ground.clock() - begun
             late = took > ground.options.load_deadline_s or give_up(took, load.standing(begun))

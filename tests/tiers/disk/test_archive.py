@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +109,26 @@ def looks_fine(store: DiskStore, archive: Path) -> None:
     assert store.verify().ok
     for unit in units(SMALL, 6):
         assert wrong_bytes(store, store.lookup(LAYOUT, unit.digests).places) == 0
+
+
+@pytest.mark.parametrize(("at", "of"), [(0, 1), (1, 0), (0, 0), (2, 0)])
+def test_an_archive_cannot_bend_a_chain_that_is_stored(fast_path: Path, at: int, of: int) -> None:
+    """Its node ``at`` has the digest of the node ``of`` of another prompt: a chain has one place for a digest."""
+    world, other = World(), World()
+    good, liar = world.unit(tokens_of(1, 3)), other.unit(tokens_of(2, at + 1))
+    digests = liar.digests.copy()
+    digests[at] = good.digests[of]
+    with DiskStore.open(fast_path / "liars", 64 * MIB) as store:
+        assert store.publish(replace(liar, digests=digests)).stored
+        assert store.export_archive(fast_path / "lies").units == 1
+    with DiskStore.open(fast_path / "target", 64 * MIB) as store:
+        assert store.publish(good).stored
+        assert store.import_archive(fast_path / "lies") == Counter({Outcome.INCOMPLETE: 1})
+        assert hit(store, world, good)
+        assert store.verify().ok
+        store.export_archive(fast_path / "truth")
+    with DiskStore.open(fast_path / "again", 64 * MIB) as store:
+        assert store.import_archive(fast_path / "truth") == Counter({Outcome.PUBLISHED: 1})
 
 
 def test_every_kind_of_flipped_byte(archive: Path, fast_path: Path) -> None:

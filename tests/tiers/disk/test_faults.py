@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,61 @@ def test_d7_it_comes_back_by_itself(fast_path: Path, what: str, error: str) -> N
         assert all(hit(store, SMALL, unit) for unit in made)
         assert store.activity().failures == 9
         assert store.verify().ok
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_d7_files_that_somebody_removes_below_a_running_store(fast_path: Path, folder: bool) -> None:
+    """What is written to a file without a name is nowhere: it is not called stored, and goes to one that has a name."""
+    clock = Clock()
+    first, second = units(SMALL, 2)
+    with DiskStore.open(fast_path / "s", 64 * MIB, clock=clock) as store:
+        assert store.publish(first).stored
+        shutil.rmtree(fast_path / "s" / "extents")
+        (fast_path / "s" / "extents").mkdir(mode=0o700)
+        if folder:
+            (fast_path / "s" / "extents").rmdir()
+        outcome = store.publish(second).outcome
+        assert outcome is (Outcome.UNAVAILABLE if folder else Outcome.PUBLISHED)
+        assert hit(store, SMALL, second) is not folder
+        (fast_path / "s" / "extents").mkdir(mode=0o700, exist_ok=True)
+        for _ in range(3):
+            clock.now += LONGEST_PAUSE
+            for unit in (first, second):
+                hit(store, SMALL, unit)  # finds out what is gone
+                store.publish(unit)
+        assert hit(store, SMALL, first)
+        assert hit(store, SMALL, second)
+
+
+def test_a_store_that_is_cleared_while_one_writes(fast_path: Path) -> None:
+    """It is written again; and what the process opens meanwhile does not get the number of a file in use, nor bytes."""
+    first, second = units(SMALL, 2)
+    opened = list[tuple[Path, int]]()
+    with DiskStore.open(fast_path / "s", 64 * MIB) as store, DiskStore.open(fast_path / "s") as other:
+        assert store.publish(first).stored
+        payload = second.objects[0].payload
+
+        def fill(into: memoryview) -> None:
+            if not opened:
+                assert other.clear() == 1
+                notices = threading.Thread(target=store.lookup, args=(second.layout, second.digests))
+                notices.start()
+                notices.join()
+                for number in range(20):
+                    path = fast_path / f"somebody's {number}"
+                    path.write_bytes(b"precious")
+                    opened.append((path, os.open(path, os.O_RDWR)))
+            into[:] = memoryview(payload).cast("B")  # type: ignore[arg-type]
+
+        late = replace(second.objects[0], payload=Fill(second.objects[0].size, fill))
+        done = store.publish(replace(second, objects=(late, *second.objects[1:])))
+        for path, number in opened:
+            os.close(number)
+            assert path.read_bytes() == b"precious"
+        assert len(opened) == 20
+        assert done.outcome is Outcome.PUBLISHED
+        assert hit(store, SMALL, second)
+        assert other.verify().ok
 
 
 def test_d7_pauses_grow_and_are_bounded(fast_path: Path) -> None:

@@ -101,13 +101,14 @@ def seal_extent(index: Index, ops: FileOps, fd: int, extent: int, *, lasting: bo
     """
     with index.write(lasting=lasting) as db:
         row = extent_rows(db).get(extent)
-        if row is None or row.state == DYING or (row.state == SEALED and row.reserved == row.used):
+        if row is None or row.state == DYING:
             return
         put_extent(db, replace(row, state=SEALED))
     with contextlib.suppress(OSError):  # then its bytes stay promised, and somebody tries again
         ops.truncate(fd, row.used)
-        with index.write(lasting=False) as db:
-            put_extent(db, ExtentRow(extent, SEALED, row.used, row.used))
+        if row.reserved > row.used:
+            with index.write(lasting=False) as db:
+                put_extent(db, ExtentRow(extent, SEALED, row.used, row.used))
 
 
 class Pins:

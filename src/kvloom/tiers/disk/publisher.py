@@ -134,8 +134,8 @@ class Publisher:
 
     def _enter(self, index: Index, made: Draft, places: AnyArray, size: int, ready: list[Ready]) -> Published:
         extent = self.writer.extent
-        if extent is None:
-            raise _LostError  # the index was made anew
+        if extent is None or not self.writer.usable:
+            raise _LostError  # the index was made anew, or the file is gone
         with self._directory.locked(PUBLISH_BYTE, exclusive=False), index.write() as db:
             if not fits(db, index, Cap(meta(db, "capacity")), made.growth):
                 raise _LostError

@@ -38,6 +38,7 @@ class Draft:
     """Positions of the nodes that are not stored."""
     needs: AnyArray
     complete: bool
+    """Whether all that the boundary needs is there, and nothing of the chain is stored as something else."""
     known: bool
     held: int
     """Bytes of what is stored of the chain already."""
@@ -98,6 +99,7 @@ def draft(index: Index, unit: Unit) -> Draft:
     with index.read() as db:
         number = layout_id(db, unit.layout)
         stored = {} if number is None else nodes(db, number, chain)
+        fits = agree(unit, chain, stored)
         needs = needs_array(list(unit.needs))
         end = stored.get(chain[-1])
         row, now = None, meta(db, "clock") + 1
@@ -113,7 +115,7 @@ def draft(index: Index, unit: Unit) -> Draft:
         fresh = tuple(item for item, take in zip(fresh, better.tolist(), strict=True) if take)
         owners, added = owners[better], np.array(have, np.int64)[better] < 0
     what = unplaced(fresh)
-    complete = satisfied(
+    complete = fits and satisfied(
         needs,
         np.concatenate([where, owners[added]]),
         *(np.concatenate([entries[name], what[name][added]]).astype(np.int64) for name in ("group", "column")),
@@ -124,6 +126,22 @@ def draft(index: Index, unit: Unit) -> Draft:
     return Draft(unit, chain, fresh, owners, what, missing, needs, complete, known, held, now)
 
 
+def agree(unit: Unit, chain: tuple[bytes, ...], stored: Stored) -> bool:
+    """Whether the stored nodes of a chain are where it has them, with the same tokens.
+
+    Digests of content cannot do otherwise; those of an archive, or of a caller who makes mistakes, can.
+    """
+    tokens, size = unit.tokens.astype("<i4").tobytes(), 4 * unit.segment
+    for i, digest in enumerate(chain):
+        node = stored.get(digest)
+        if node is None:
+            continue
+        above = chain[i - 1] if i else unit.root
+        if node.depth != i or node.parent != above or node.tokens != tokens[i * size : (i + 1) * size]:
+            return False
+    return True
+
+
 def _keys(where: AnyArray, entries: AnyArray) -> Iterator[tuple[int, int, int]]:
     return zip(where.tolist(), entries["group"].tolist(), entries["column"].tolist(), strict=True)
 
@@ -132,7 +150,7 @@ def _keys(where: AnyArray, entries: AnyArray) -> Iterator[tuple[int, int, int]]:
 class Entry:
     """What a unit changes in the index: rows of nodes to write, with their checksums.
 
-    None when it lacks objects that its boundary needs.
+    None when it lacks objects that its boundary needs, or nodes of it are stored as something else meanwhile.
     """
 
     changed: tuple[tuple[NodeRow, int], ...] | None
@@ -160,6 +178,7 @@ def entry(db: sqlite3.Connection, made: Draft, places: AnyArray, extent: int, nu
         after[digest] = changed[-1]
     where, entries = chain_objects(chain, after)
     whole = satisfied(made.needs, where, entries["group"].astype(np.int64), entries["column"].astype(np.int64))
+    whole = whole and agree(made.unit, chain, stored)
     return Entry(tuple((node, node.sum()) for node in changed) if whole else None)
 
 

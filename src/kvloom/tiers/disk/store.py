@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from kvloom.config import exact_size
+from kvloom.config import check_bytes, exact_size
 from kvloom.errors import InputError, StoreError
 from kvloom.tiers.contract import Usage
 from kvloom.tiers.disk import lookups
@@ -77,7 +77,7 @@ class DiskStore:
         self._reader = Reader(Pins(directory, ops), ops, threads)
         self._publisher = Publisher(directory, ops, self._reader, self._writes)
         self._reading = Reads(self._reader)
-        self._index = OpenIndex(directory, self._rebuild, self._publisher.writer.forget)
+        self._index = OpenIndex(directory, self._rebuild, self._publisher.writer.disown)
         self._capacity: int | None = None
         self._capacity_of_new: int | None = None
         self._closed = False
@@ -108,11 +108,11 @@ class DiskStore:
             capacity_of_new: cap of a store that has none yet, where ``capacity_bytes`` is None.
 
         Raises StoreError for a directory that is not ours or not usable, FormatError for a store of a newer kvloom,
-        InputError for a cap that is too small.
+        InputError for a cap that is too small, above 1024 TiB, or no whole number, and for ``threads`` that are none.
         """
-        if capacity_bytes is not None and capacity_bytes < MINIMUM:
-            least = exact_size(MINIMUM)
-            raise InputError(f"store {directory}: {exact_size(capacity_bytes)} are too few; use at least {least}")
+        for cap in (capacity_bytes, capacity_of_new):
+            _check_cap(directory, cap)
+        _check_rest(directory, threads)
         ops = ops or FileOps()
         try:
             place = Directory(Path(directory), ops, create=create)
@@ -361,6 +361,22 @@ class DiskStore:
     def _rebuild(self, index: Index) -> None:
         cap = self._capacity or self._directory.known_cap()
         self.rebuilt = rebuild(index, self._directory, self._ops, cap)
+
+
+def _check_cap(directory: str | Path, cap: int | None) -> None:
+    if cap is None:
+        return
+    check_bytes(cap, f"store {directory}")
+    if cap < MINIMUM:
+        least = exact_size(MINIMUM)
+        raise InputError(f"store {directory}: {exact_size(cap)} are too few; use at least {least}")
+
+
+def _check_rest(directory: object, threads: object) -> None:
+    if not isinstance(threads, int) or threads < 1:
+        raise InputError(f"store {directory}: {threads!r} threads cannot read; use 1 or more")
+    if not isinstance(directory, str | Path) or "\0" in str(directory):
+        raise StoreError(f"{directory!r} is no path of a directory; name one, as text or a Path")
 
 
 def _nowhere(_number: int, _payload: npt.NDArray[np.uint8]) -> None:

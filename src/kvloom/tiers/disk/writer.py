@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 
 from kvloom.tiers.disk.directory import Directory
@@ -20,23 +21,40 @@ class NoRoomError(Exception):
 
 
 class Writer:
-    """Not thread-safe: its owner holds a lock."""
+    """Not thread-safe but for ``disown``: its owner holds a lock."""
 
     def __init__(self, directory: Directory, ops: FileOps) -> None:
         self._directory, self._ops = directory, ops
         self._staging = Staging(ops)
         self.extent: OpenExtent | None = None
+        self._disowned: OpenExtent | None = None
         self.bytes_written = 0
 
     def has(self, size: int) -> bool:
         """Whether the present extent takes ``size`` bytes more."""
-        return self.extent is not None and self.extent.left >= size
+        return self.usable and self.extent is not None and self.extent.left >= size
+
+    def disown(self) -> None:
+        """The index was made anew: the present extent gets no more.
+
+        Any thread may say so, also while the owner writes there.  Only the owner closes the file: what else is opened
+        meanwhile would get its number, and what is still being written.
+        """
+        self._disowned = self.extent
+
+    @property
+    def usable(self) -> bool:
+        """Whether what is written to the present extent can be published: it is not disowned, and nobody removed it."""
+        extent = self.extent
+        return extent is not None and extent is not self._disowned and os.fstat(extent.fd).st_nlink > 0
 
     def claim(self, index: Index, cap: Cap, size: int, *, headroom: int) -> None:
         """Have an extent with ``size`` bytes left, and beside it ``headroom`` under the cap.
 
         Raises NoRoomError when the cap forbids it, OSError.
         """
+        if self.extent is self._disowned:
+            self.forget()
         if self.has(size):
             return
         self.release(index)

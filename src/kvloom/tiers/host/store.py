@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from kvloom.config import exact_size
+from kvloom.config import check_bytes, exact_size
 from kvloom.errors import InputError
 from kvloom.tiers.contract import Usage
 from kvloom.tiers.host import arrays, pages
@@ -93,6 +93,7 @@ class HostStore:
         object_bytes: int = PAGE,
         threads: int = THREADS,
     ) -> None:
+        check_bytes(capacity_bytes, "host")
         if capacity_bytes < arrays.MINIMUM:
             least = exact_size(arrays.MINIMUM)
             raise InputError(f"host: a tier of {exact_size(capacity_bytes)} is too small; use at least {least}")
