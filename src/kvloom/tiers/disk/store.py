@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ from kvloom.tiers.disk.checking import (
     in_parts,
     unit_list,
 )
-from kvloom.tiers.disk.directory import Directory
+from kvloom.tiers.disk.directory import Directory, why_unusable
 from kvloom.tiers.disk.extents import Pins
 from kvloom.tiers.disk.files import FileOps
 from kvloom.tiers.disk.format import PLACE
@@ -101,15 +102,20 @@ class DiskStore:
 
         Args:
             directory: for the store alone; made with mode 0700.
-            capacity_bytes: cap on everything in the directory, for all who use it; None: as it was last set.
+            capacity_bytes: cap on everything in the directory, for all who use it; None: as it was last set.  Where it
+                is lowered, what is worth least goes now.
             ops: file operations (tests replace them).
             clock: monotonic seconds, for pauses after failures.
             threads: that read.
             capacity_of_new: cap of a store that has none yet, where ``capacity_bytes`` is None.
 
         Raises StoreError for a directory that is not ours or not usable, FormatError for a store of a newer kvloom,
-        InputError for a cap that is too small.
+        InputError for a cap that is too small, and for arguments of the wrong type.
         """
+        if not isinstance(directory, str | os.PathLike):
+            raise InputError(f"a store is named by the path of its directory, not by {type(directory).__name__}")
+        if capacity_bytes is not None and (isinstance(capacity_bytes, bool) or not isinstance(capacity_bytes, int)):
+            raise InputError(f"store {directory}: the cap is {capacity_bytes!r}; give bytes, such as 200 << 30")
         if capacity_bytes is not None and capacity_bytes < MINIMUM:
             least = exact_size(MINIMUM)
             raise InputError(f"store {directory}: {exact_size(capacity_bytes)} are too few; use at least {least}")
@@ -121,9 +127,8 @@ class DiskStore:
             made._index.create()
             made._index.run(made._settle)
         except OSError as error:
-            reason = error.strerror or error
             raise StoreError(
-                f"{directory} cannot be used as a store: {reason}; name a directory on a disk that you may write to"
+                f"{directory} cannot be used as a store: {why_unusable(Path(directory), error)}"
             ) from error
         return made
 
@@ -137,8 +142,12 @@ class DiskStore:
         if asked not in {None, have}:
             with index.write() as db:
                 set_meta(db, "capacity", self._capacity)
-        self._publisher.sweeper.collect(index)
-        add_parent_index(index, capacity(index))
+        cap = capacity(index)
+        if asked is not None and have and asked < have:
+            self._publisher.sweeper.make_room(index, cap, 0)
+        else:
+            self._publisher.sweeper.collect(index)
+        add_parent_index(index, cap)
 
     @property
     def name(self) -> str:
@@ -159,6 +168,11 @@ class DiskStore:
     def capacity(self) -> int:
         """Cap in bytes, as it was when this handle was opened."""
         return self._capacity or 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
 
     def __enter__(self) -> Self:
         return self
@@ -348,7 +362,7 @@ class DiskStore:
         """
         done: Counter[Outcome] = Counter()
         for unit in units(Path(path), lambda layout, at: self._index.run(lambda i: stored_chain(i, layout, at))):
-            done[self.publish(unit).outcome] += 1
+            done[Outcome.INCOMPLETE if unit is None else self.publish(unit).outcome] += 1
         return done
 
     # Inside
