@@ -35,7 +35,11 @@ def _opened(directory: Path, capacity: int | None = None, *, create: bool = Fals
         with DiskStore.open(directory, capacity, create=create) as opened:
             yield opened
     except OSError as error:
-        raise StoreError(f"{directory}: {error.strerror or error}") from error
+        where = f" ({error.filename})" if error.filename else ""
+        raise StoreError(
+            f"store {directory}: {error.strerror or error}{where}; all in it has to be yours to read and write, "
+            "on a disk that works and has room"
+        ) from error
 
 
 @store.command("ls")

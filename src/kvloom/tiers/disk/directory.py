@@ -184,10 +184,11 @@ class Directory:
 
 def why_unusable(path: Path, error: OSError) -> str:
     """What an error of opening a store means, and what to do: SQLite calls a disk without room many names."""
-    place = Path(os.path.abspath(path))  # noqa: PTH100
-    while not place.exists():
-        place = place.parent
-    status = os.statvfs(place)
-    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO} and status.f_bavail * status.f_frsize < NEEDED:
-        return "its disk is full; free some room there, or name a directory on another disk"
+    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO}:
+        place = Path(os.path.abspath(path))  # noqa: PTH100
+        while not os.path.exists(place):  # noqa: PTH110  (the method raises where it may not look)
+            place = place.parent
+        status = os.statvfs(place)
+        if status.f_bavail * status.f_frsize < NEEDED:
+            return "its disk is full; free some room there, or name a directory on another disk"
     return f"{error.strerror or error}; name a directory on a disk that you may write to"
