@@ -6,6 +6,7 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from kvloom.errors import (  # noqa: E402
     WrongThreadError,
 )
 from kvloom.testing.families import random_model, tiny_config  # noqa: E402
+from kvloom.tiers.disk import DiskStore  # noqa: E402
 from kvloom.transfer.options import Admission, ColdForm, Restoring, TransferOptions  # noqa: E402
 
 RECURRENT = ("qwen3_next", "qwen3_5", "kimi_linear", "lfm2", "lfm3", "falcon_h1", "granitemoehybrid")
@@ -288,6 +290,22 @@ def test_transfer_options_of_another_type_are_refused() -> None:
         attach(model, device="4MiB", block_size=16, host="1MiB", transfers={"gpu_watermark": 0.8})  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="host: size 'lots'"):
         attach(model, device="4MiB", block_size=16, host="lots")
+
+
+def test_what_is_no_tier_is_refused(tmp_path: Path) -> None:
+    model = random_model(tiny_config("gpt_oss"))
+    store = DiskStore.open(tmp_path / "store", 8 << 20)
+    for options, words in (
+        ({"store": str(tmp_path)}, "store must be a DiskStore, as DiskStore.open makes it, not str"),
+        ({"tiers": store}, r"tiers must be a list of tiers, nearest first, not DiskStore; write tiers=\[...\]"),
+        ({"tiers": [object()]}, "tiers: object is no cold tier, it lacks name, durable, lookup, read"),
+        ({"store": store, "tiers": [store]}, "the same tier is there twice"),
+    ):
+        with pytest.raises(InputError, match=words):
+            attach(model, device="4MiB", block_size=16, **options)
+    attach(model, device="4MiB", block_size=16, store=store).close()
+    with pytest.raises(InputError, match="is closed, as an engine closes its own; open it again"):
+        attach(model, device="4MiB", block_size=16, store=store)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -49,7 +51,8 @@ def test_stats(invoke, directory: Path) -> None:
 
 def test_verify(invoke, directory: Path) -> None:
     assert printed(invoke, "store", "verify", directory)["ok"]
-    assert "6 units checked" in invoke("store", "verify", directory).stdout
+    assert "6 units checked" in (text := invoke("store", "verify", directory).stdout)
+    assert text.endswith(": nothing is wrong\n")
     (extent,) = (directory / "extents").iterdir()
     data = bytearray(extent.read_bytes())
     data[len(data) // 2] ^= 4
@@ -59,7 +62,7 @@ def test_verify(invoke, directory: Path) -> None:
     assert (done.exit_code, report["ok"], report["integrity"]) == (1, False, 1)
     assert report["incomplete"] >= 1
     done = invoke("store", "verify", directory)
-    assert "units lack something" in done.stdout
+    assert "not whole: misses, until" in done.stdout
     assert done.exit_code == 1
 
 
@@ -70,6 +73,29 @@ def test_gc(invoke, directory: Path) -> None:
     assert not stray.exists()
     assert report["after"] <= report["before"]
     assert "after" in invoke("store", "gc", directory).stdout
+
+
+def test_an_import_says_what_had_no_room(invoke, tmp_path: Path) -> None:
+    big = World((6_000_000, 3_000_000, 3000))
+    with DiskStore.open(tmp_path / "store", 64 * MIB) as store:
+        store.publish(big.unit(tokens_of(0, 1)))
+        store.publish(big.unit(tokens_of(0, 3)))
+    invoke("store", "export", tmp_path / "store", tmp_path / "archive")
+    done = invoke("store", "import", tmp_path / "other", tmp_path / "archive", "--capacity", "8MiB")
+    assert (done.exit_code, done.stdout) == (0, "1 no_room, 1 incomplete\n")
+    assert "2 units were not taken: they, or what they build on, have no room below the cap of 8.0 MiB" in done.stderr
+    done = invoke("store", "import", tmp_path / "other", tmp_path / "archive", "--capacity", "64MiB")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, "2 published\n", "")
+
+
+def test_a_damaged_index_is_one_note(directory: Path) -> None:
+    (index,) = directory.glob("index-*")
+    index.write_bytes(b"x" * 5000)
+    command = [sys.executable, "-m", "kvloom", "store", "ls", str(directory)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("6 units")
+    assert done.stderr.startswith(f"kvloom: note: the index of {directory} was damaged; a new one was made")
+    assert done.stderr.count("\n") == 1
 
 
 def test_clear(invoke, directory: Path) -> None:
@@ -93,7 +119,10 @@ def test_export_and_import(invoke, directory: Path, tmp_path: Path) -> None:
     assert again.exit_code == 2
     assert "exists already" in again.stderr
     assert "add --capacity SIZE" in invoke("store", "import", other, archive).stderr
+    assert "no such file" in invoke("store", "import", other, tmp_path / "nothing", "--capacity", "32MiB").stderr
     assert not other.exists()
+    other.mkdir()
+    assert "add --capacity SIZE" in invoke("store", "import", other, archive).stderr
     said = invoke("store", "import", other, archive, "--capacity", "32MiB")
     assert (said.exit_code, said.stdout) == (0, "6 published\n")
     assert printed(invoke, "store", "import", other, archive) == {"outcomes": {"known": 6}}
@@ -122,24 +151,26 @@ def test_what_is_no_store(invoke, tmp_path: Path, command: str) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "thing").touch()
+    (tmp_path / "empty").mkdir()
     for name, words in (
         ("nothing", "no such directory"),
         ("file", "not a directory"),
         ("theirs", "not a kvloom store"),
+        ("empty", "it is empty; name one that kvloom made"),
     ):
         done = invoke("store", command, tmp_path / name)
         assert done.exit_code == 2
         assert done.stderr.startswith("kvloom: error: ")
         assert done.stderr.count("\n") == 1
         assert words in done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "theirs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "theirs"]
 
 
 def test_bad_options(invoke, directory: Path, tmp_path: Path) -> None:
     for arguments, words in (
         (("clear", directory, "--layout", "ab"), "go together"),
         (("clear", directory, "--layout", "xy", "--namespace", "01" * 32), "not 64 hex digits"),
-        (("import", directory, tmp_path / "nothing"), "cannot be read"),
+        (("import", directory, tmp_path / "nothing"), "there is no such file"),
         (("import", tmp_path / "new", tmp_path / "nothing", "--capacity", "3 apples"), "size"),
         (("import", tmp_path / "new", tmp_path / "nothing", "--capacity", "1MiB"), "too small"),
         (("export", directory, tmp_path / "no" / "folder"), "No such file"),

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvloom.cli.streams import say
 from kvloom.config import CacheConfig, exact_size, format_size, size_option
 from kvloom.errors import ConfigError, InputError
 
@@ -43,8 +42,6 @@ def opened(directory: Path | None, capacity: int | None) -> Iterator[DiskStore |
     from kvloom.engine.stores import open_store
 
     with open_store(directory, capacity) as store:
-        if store.rebuilt is not None and store.rebuilt.extents:
-            say(f"kvloom: note: the index of {directory} was damaged; a new one was made from the extents")
         yield store
 
 

@@ -33,11 +33,13 @@ def _opened(directory: Path, capacity: int | None = None, *, create: bool = Fals
 
     try:
         with DiskStore.open(directory, capacity, create=create) as opened:
-            if opened.rebuilt is not None and opened.rebuilt.extents:
-                streams.say(f"kvloom: note: the index of {directory} was damaged; a new one was made from the extents")
             yield opened
     except OSError as error:
-        raise StoreError(f"{directory}: {error.strerror or error}") from error
+        where = f" ({error.filename})" if error.filename else ""
+        raise StoreError(
+            f"store {directory}: {error.strerror or error}{where}; all in it has to be yours to read and write, "
+            "on a disk that works and has room"
+        ) from error
 
 
 @store.command("ls")
@@ -124,18 +126,23 @@ def verify(directory: Place, *, as_json: AsJson = False) -> int:
     if as_json:
         streams.emit_json({"ok": done.ok, **asdict(done)})
         return int(not done.ok)
-    streams.emit(f"{done.objects:,} objects of {done.units:,} units checked, {format_size(done.bytes)}")
-    for number, what in (
-        (done.integrity, "objects were damaged and are quarantined"),
-        (done.io_errors, "objects could not be read"),
-        (done.missing, "objects were gone"),
-        (done.incomplete, "units lack something now and are misses"),
+    sound = ": nothing is wrong" if done.ok else ""
+    streams.emit(f"{done.objects:,} objects of {done.units:,} units checked, {format_size(done.bytes)}{sound}")
+    for number, noun, what in (
+        (done.integrity, "object", "damaged: quarantined, and never used again"),
+        (done.io_errors, "object", "that could not be read"),
+        (done.missing, "object", "gone"),
+        (done.incomplete, "unit", "not whole: misses, until their prompts are computed and stored again"),
     ):
         if number:
-            streams.emit(f"{number:,} {what}")
+            streams.emit(f"{_count(number, noun)} {what}")
     for problem in done.problems:
         streams.emit(problem)
     return int(not done.ok)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 @store.command()
@@ -150,6 +157,7 @@ def gc(directory: Place, *, as_json: AsJson = False) -> int:
         after = opened.contents().on_disk
     if as_json:
         result = {
+            "units": done.units,
             "objects": done.objects,
             "extents": done.extents,
             "compacted": done.compacted,
@@ -157,8 +165,9 @@ def gc(directory: Place, *, as_json: AsJson = False) -> int:
         }
         streams.emit_json({"before": before, "after": after, **result})
     else:
+        evicted = f"{_count(done.units, 'unit')} evicted to get below the cap, " if done.units else ""
         streams.emit(
-            f"{format_size(before)} before, {format_size(after)} after: {done.objects:,} objects dropped, "
+            f"{format_size(before)} before, {format_size(after)} after: {evicted}{done.objects:,} objects dropped, "
             f"{done.extents:,} extents removed ({done.compacted:,} of them copied), {done.orphans:,} orphans collected"
         )
     return 0
@@ -238,17 +247,25 @@ def import_archive(
     as_json: AsJson = False,
 ) -> int:
     """Take in the units of an archive, from somebody you trust: nobody can tell whether state is right."""
-    from kvloom.config import exact_size, size_option
+    from kvloom.config import exact_size, format_size, size_option
     from kvloom.tiers.disk.space import MINIMUM
 
     cap = None if capacity is None else size_option(capacity, "--capacity")
     if cap is not None and cap < MINIMUM:
         raise InputError(f"--capacity {capacity!r}: too small for a store; use at least {exact_size(MINIMUM)}")
-    if cap is None and not directory.exists():
+    if not file.is_file():
+        raise StoreError(f"{file}: there is no such file; name an archive of kvloom store export")
+    if cap is None and (not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))):
         raise InputError(f"{directory} is no store yet, and a new one needs a cap; add --capacity SIZE, such as 16GiB")
     with _opened(directory, cap, create=True) as opened, streams.progress().status("importing"):
         counts: dict[str, Any] = {str(outcome): count for outcome, count in opened.import_archive(file).items()}
         reason = opened.activity().reason
+        held = opened.capacity
+    if left := counts.get("no_room", 0) + counts.get("incomplete", 0):
+        streams.say(
+            f"kvloom: note: {left:,} units were not taken: they, or what they build on, have no room below the cap of "
+            f"{format_size(held)}; --capacity raises it"
+        )
     if as_json:
         streams.emit_json({"outcomes": counts})
     else:

@@ -7,6 +7,7 @@ import errno
 import functools
 import io
 import json
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -31,6 +32,16 @@ def prepare() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
         elif isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "backslashreplace"):
             stream.reconfigure(errors=_HANDLER)
+    ours = logging.getLogger("kvloom")
+    if not any(isinstance(handler, _Notes) for handler in ours.handlers):
+        ours.addHandler(_Notes(logging.WARNING))
+
+
+class _Notes(logging.Handler):
+    """What the library logs, as notes on stderr."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say(f"kvloom: note: {self.format(record)}")
 
 
 def _spell(error: UnicodeError) -> tuple[str, int]:

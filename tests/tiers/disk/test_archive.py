@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import resource
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +59,33 @@ def test_there_and_back(archive: Path, fast_path: Path) -> None:
         with DiskStore.open(fast_path / "source") as source:
             names = ("layouts", "nodes", "units", "objects", "payload")
             assert [getattr(store.contents(), n) for n in names] == [getattr(source.contents(), n) for n in names]
+
+
+def test_what_has_no_room_and_what_builds_on_it(fast_path: Path) -> None:
+    big = World((6_000_000, 3_000_000, 3000))
+    chain = [big.unit(tokens_of(0, n)) for n in (1, 3)]
+    with DiskStore.open(fast_path / "source", 64 * MIB) as store:
+        assert all(store.publish(unit).stored for unit in (*chain, *units(SMALL, 2)))
+        store.export_archive(fast_path / "archive")
+    with DiskStore.open(fast_path / "target", 8 * MIB) as store:
+        done = store.import_archive(fast_path / "archive")
+        assert done == Counter({Outcome.NO_ROOM: 1, Outcome.INCOMPLETE: 1, Outcome.PUBLISHED: 2})
+        assert all(hit(store, SMALL, unit) for unit in units(SMALL, 2))
+        assert store.verify().ok
+
+
+def test_a_disk_without_room_for_an_archive(archive: Path, fast_path: Path) -> None:
+    """A limit on the size of files stands for the full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with DiskStore.open(fast_path / "source") as store:
+        store.contents()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4 * PAGE, before[1]))
+        try:
+            with pytest.raises(StoreError, match=r"other cannot be written: File too large; free some room, or"):
+                store.export_archive(fast_path / "other")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (fast_path / "other").exists()
 
 
 def test_an_archive_is_never_written_over(archive: Path, fast_path: Path) -> None:

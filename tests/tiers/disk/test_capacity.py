@@ -15,6 +15,7 @@ from tests.tiers.disk.world import LAYOUT, MIB, SEGMENT, World, hit, tokens_of
 from kvloom.tiers.disk import DiskStore, Outcome
 from kvloom.tiers.disk.checking import disk_usage
 from kvloom.tiers.disk.format import PAGE, TYPE_EXTENT, first_page
+from kvloom.tiers.disk.index import Index, set_meta
 
 BIG = World((60_000, 90_000, 3000))
 
@@ -200,6 +201,37 @@ def test_the_cap_can_be_changed(fast_path: Path) -> None:
         assert store.publish(BIG.unit(tokens_of(99, 3))).stored
         assert disk_usage(store._directory) <= 12 * MIB
         assert hit(store, BIG, BIG.unit(tokens_of(99, 3)))
+
+
+def test_a_lower_cap_holds_at_once(fast_path: Path) -> None:
+    units = [BIG.unit(tokens_of(i, 3)) for i in range(30)]
+    with DiskStore.open(fast_path / "s", 32 * MIB) as store:
+        assert all(store.publish(unit).stored for unit in units)
+        store.touch(LAYOUT, units[3].digests[-1].tobytes())
+        assert disk_usage(store._directory) > 12 * MIB
+    with DiskStore.open(fast_path / "s", 9 * MIB) as store:
+        assert disk_usage(store._directory) <= 9 * MIB
+        assert store.verify().ok
+        assert hit(store, BIG, units[3])
+        assert sum(hit(store, BIG, unit) for unit in units) > 5
+
+
+def test_gc_goes_below_the_cap(fast_path: Path) -> None:
+    """The cap was lowered while nothing could go."""
+
+    def lower(index: Index) -> None:
+        with index.write() as db:
+            set_meta(db, "capacity", 9 * MIB)
+
+    units = [BIG.unit(tokens_of(i, 3)) for i in range(30)]
+    with DiskStore.open(fast_path / "s", 32 * MIB) as store:
+        assert all(store.publish(unit).stored for unit in units)
+        assert store.gc().units == 0
+        store._index.run(lower)
+        assert "more than the cap" in store.verify().problems[0]
+        assert 0 < store.gc().units < 25
+        assert store.verify().ok
+        assert hit(store, BIG, units[-1])
 
 
 def test_d15_nothing_lives_by_the_wall_clock(fast_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 import stat
@@ -13,6 +14,7 @@ from tests.tiers.disk.world import FULL, LAYOUT, MIB, SNAPSHOT, World, hit, payl
 
 from kvloom.errors import InputError, StoreError
 from kvloom.tiers.disk import DiskStore, Fill, Need, NewObject, Outcome, Unit
+from kvloom.tiers.disk.directory import why_unusable
 from kvloom.tiers.disk.files import HUGE, FileOps, aligned
 from kvloom.tiers.disk.format import PAGE
 from kvloom.types import Grade
@@ -156,6 +158,12 @@ def test_directories_that_are_refused(tmp_path: Path) -> None:
         DiskStore.open(tmp_path / "nothing", create=False)
     with pytest.raises(InputError, match="too few; use at least 8MiB"):
         DiskStore.open(tmp_path / "new", 1000)
+    for cap in ("1GiB", 1e9, True):
+        with pytest.raises(InputError, match=r"store .*new: .* is not a number of bytes"):
+            DiskStore.open(tmp_path / "new", cap)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="by the path of its directory, not by NoneType"):
+        DiskStore.open(None, 64 * MIB)  # type: ignore[arg-type]
+    assert not (tmp_path / "new").exists()
     with pytest.raises(InputError, match="no cap"):
         DiskStore.open(tmp_path / "new")
     DiskStore.open(tmp_path / "open", 64 * MIB).close()
@@ -167,6 +175,13 @@ def test_directories_that_are_refused(tmp_path: Path) -> None:
     (tmp_path / "open" / "KVLOOM").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StoreError, match="link or special file"):
         DiskStore.open(tmp_path / "open")
+
+
+def test_a_full_disk_is_called_so() -> None:
+    """There is never any room in ``/proc``."""
+    full, denied = (OSError(number, "no") for number in (errno.ENOSPC, errno.EACCES))
+    assert why_unusable(Path("/proc/no/store"), full).startswith("its disk is full; free some room there")
+    assert why_unusable(Path("/proc/no/store"), denied) == "no; name a directory on a disk that you may write to"
 
 
 def test_units_are_checked_where_they_are_made() -> None:

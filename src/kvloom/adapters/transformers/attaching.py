@@ -29,6 +29,8 @@ from kvloom.tiers.disk import DiskStore
 from kvloom.tiers.host import HostStore
 from kvloom.transfer.options import TransferOptions
 
+_OF_A_TIER = ("name", "durable", "lookup", "read", "publish", "touch", "clear", "usage", "close")
+
 
 def attach(
     model: PreTrainedModel,
@@ -75,7 +77,7 @@ def attach(
         SpecError: the model keeps state that is not understood.
         ConfigError: an option is out of range, or more than the machine has.
         CapacityError: the cap is smaller than the smallest request.
-        InputError: ``model`` is no transformers model.
+        InputError: ``model`` is no transformers model, ``store`` no DiskStore, or something in ``tiers`` no tier.
         UnsupportedError: training mode, a model on several devices or without weights, one that makes no logits, or
             one that transformers itself cannot run on a cache; tiers together with a watch.
     """
@@ -86,6 +88,9 @@ def attach(
         raise UnsupportedError("what comes from a colder tier cannot be recorded; give attach either tiers or a watch")
     if store is not None and not isinstance(store, DiskStore):
         raise InputError(f"store must be a DiskStore, as DiskStore.open makes it, not {type(store).__name__}")
+    if store is not None and store.closed:
+        raise InputError(f"store {store.directory} is closed, as an engine closes its own; open it again for this one")
+    _check_tiers(tiers, store)
     if transfers is not None and not isinstance(transfers, TransferOptions):
         raise ConfigError(
             f"transfers must be TransferOptions, not {type(transfers).__name__}; write "
@@ -133,6 +138,21 @@ def _check_model(model: object) -> None:
         )
     if any(device.type == "meta" for device in devices):
         raise UnsupportedError("the model is on the device meta, so it has no weights; load it to a real device")
+
+
+def _check_tiers(tiers: object, store: DiskStore | None) -> None:
+    """Refuse what is no list of cold tiers; only whether they have what every tier has is looked at."""
+    if not isinstance(tiers, Sequence):
+        raise InputError(f"tiers must be a list of tiers, nearest first, not {type(tiers).__name__}; write tiers=[...]")
+    for tier in tiers:
+        lacking = [name for name in _OF_A_TIER if not hasattr(tier, name)]
+        if lacking:
+            raise InputError(
+                f"tiers: {type(tier).__name__} is no cold tier, it lacks {', '.join(lacking)}; "
+                "kvloom.tiers.contract.Tier says what one has"
+            )
+    if len({id(tier) for tier in (*tiers, store)}) <= len(tiers):
+        raise InputError("tiers: the same tier is there twice; name it once, a DiskStore as store or in tiers")
 
 
 def _host_tier(size: int | str, device: torch.device) -> Tier:

@@ -55,7 +55,7 @@ class Engine:
         arena: every slot of every group, one storage.
         layers: how the layers of a cache are made.
         hooks: what sees the forwards of the model.
-        cold: the tiers behind the arena, or None.
+        cold: the tiers behind the arena, or None; None once the engine is closed.
         recoverer: chooses and goes the way back before a prompt is opened; None: whatever a tier has is loaded.
     """
 

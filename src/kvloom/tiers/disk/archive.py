@@ -8,6 +8,7 @@ through ``publish`` like units of anybody else.  Whether the state in it is righ
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -123,9 +124,15 @@ def _appearing(path: Path) -> Iterator[BinaryIO]:
         message = f"{path} cannot be written: {path.parent}: {error.strerror}; name a file in a directory that exists"
         raise StoreError(message) from error
     with os.fdopen(fd, "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(fd)
+        try:
+            yield file
+            file.flush()
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+                raise
+            message = f"{path} cannot be written: {error.strerror}; free some room, or name a file on another disk"
+            raise StoreError(message) from error
         parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             # Only with a directory's descriptor is the link in /proc followed, as a file without a name needs it.
@@ -184,8 +191,8 @@ def _nothing(_room: memoryview) -> None:
     raise AssertionError
 
 
-def units(path: Path, above: Callable[[bytes, bytes], list[NodeInfo]]) -> Iterator[Unit]:
-    """The units of an archive.
+def units(path: Path, above: Callable[[bytes, bytes], list[NodeInfo]]) -> Iterator[Unit | None]:
+    """The units of an archive; None for one that builds on what the archive brought and the store has not kept.
 
     ``above``: nodes that are stored already, from a node up (layout, digest): the archive builds on what it brought.
     Raises FormatError for anything that is no archive, StoreError when it cannot be opened.
@@ -199,6 +206,7 @@ def units(path: Path, above: Callable[[bytes, bytes], list[NodeInfo]]) -> Iterat
         if int(parse_header(file.read(PAGE), f"{path} is no archive of kvloom store export")["type"]) != TYPE_ARCHIVE:
             raise FormatError(f"{path} is no archive")
         at, count = PAGE, 0
+        brought: set[bytes] = set()
         while True:
             where = f"{path} at {at}"
             file.seek(at)
@@ -208,16 +216,24 @@ def units(path: Path, above: Callable[[bytes, bytes], list[NodeInfo]]) -> Iterat
                     raise FormatError(f"{where}: {count} units are there, {int(head['extent'])} were written")
                 return
             run = read_run(file, at, size, where, None)
-            yield unit_of(run, file, above, where)
+            yield unit_of(run, file, above, where, brought)
+            brought.update(run.layout + node.digest for node in run.manifest.nodes)
             at, count = run.end, count + 1
 
 
-def unit_of(run: ScannedRun, file: BinaryIO, above: Callable[[bytes, bytes], list[NodeInfo]], where: str) -> Unit:
-    """The unit that a run of an archive holds; raises FormatError when it holds none."""
+def unit_of(
+    run: ScannedRun, file: BinaryIO, above: Callable[[bytes, bytes], list[NodeInfo]], where: str, brought: set[bytes]
+) -> Unit | None:
+    """The unit that a run of an archive holds; raises FormatError when it holds none.
+
+    None when nodes below it are not stored that the archive ``brought`` (layout and digest): they had no room.
+    """
     if len(run.manifest.boundaries) != 1:
         raise FormatError(f"{where}: a run of an archive holds one unit, not {len(run.manifest.boundaries)}")
     end = run.manifest.boundaries[0]
-    chain = _chain(run, end.node, above, where)
+    chain = _chain(run, end.node, above, where, brought)
+    if chain is None:
+        return None
     at = {node.digest: i for i, node in enumerate(chain)}
     if any(digest not in at for digest in run.nodes):
         raise FormatError(f"{where}: objects of nodes that the unit does not have")
@@ -238,7 +254,9 @@ def unit_of(run: ScannedRun, file: BinaryIO, above: Callable[[bytes, bytes], lis
         raise FormatError(f"{where}: {error}") from error
 
 
-def _chain(run: ScannedRun, end: bytes, above: Callable[[bytes, bytes], list[NodeInfo]], where: str) -> list[NodeInfo]:
+def _chain(
+    run: ScannedRun, end: bytes, above: Callable[[bytes, bytes], list[NodeInfo]], where: str, brought: set[bytes]
+) -> list[NodeInfo] | None:
     mine = {node.digest: node for node in run.manifest.nodes}
     chain: list[NodeInfo] = []
     at = end
@@ -247,6 +265,9 @@ def _chain(run: ScannedRun, end: bytes, above: Callable[[bytes, bytes], list[Nod
         at = chain[-1].parent
     if not chain or chain[-1].depth:
         chain += above(run.layout, at)
+        below = chain[-1].parent if chain else at
+        if (not chain or chain[-1].depth) and not mine and run.layout + below in brought:
+            return None
     chain.reverse()
     if not chain or mine or [node.depth for node in chain] != list(range(len(chain))):
         raise FormatError(f"{where}: the nodes are not one chain, or the archive lacks what it builds on")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import stat
@@ -18,6 +19,8 @@ from kvloom.tiers.disk.index import Index
 MARKER = "KVLOOM"
 LOCK = "lock"
 EXTENTS = "extents"
+NEEDED = 256 << 10
+"""Bytes on the disk without which not even an index can be opened."""
 SUFFIX = ".extent"
 _INDEX = re.compile(r"index-[0-9a-f]{16}\.sqlite")
 _OURS = re.compile(rf"{MARKER}(\.[0-9a-f]{{16}})?|{LOCK}|{EXTENTS}|{_INDEX.pattern}(-wal|-shm|-journal)?")
@@ -76,7 +79,8 @@ class Directory:
         foreign = [name for name in names if not _OURS.fullmatch(name)]
         if foreign or (not create and not names):
             what = f"holds {foreign[0]!r}" if foreign else "is empty"
-            raise StoreError(f"{self.path} is not a kvloom store, it {what}; name an empty directory, or a store")
+            way = "an empty directory, or a store" if create else "one that kvloom made"
+            raise StoreError(f"{self.path} is not a kvloom store, it {what}; name {way}")
         for name in names:
             try:
                 mode = (self.path / name).lstat().st_mode
@@ -176,3 +180,15 @@ class Directory:
         self._ops.sync_directory(self.path)
         self._ops.replace(made, self.path / MARKER)
         self._ops.sync_directory(self.path)
+
+
+def why_unusable(path: Path, error: OSError) -> str:
+    """What an error of opening a store means, and what to do: SQLite calls a disk without room many names."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EIO}:
+        place = Path(os.path.abspath(path))  # noqa: PTH100
+        while not os.path.exists(place):  # noqa: PTH110  (the method raises where it may not look)
+            place = place.parent
+        status = os.statvfs(place)
+        if status.f_bavail * status.f_frsize < NEEDED:
+            return "its disk is full; free some room there, or name a directory on another disk"
+    return f"{error.strerror or error}; name a directory on a disk that you may write to"

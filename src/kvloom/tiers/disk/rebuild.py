@@ -76,7 +76,7 @@ def rebuild(index: Index, directory: Directory, ops: FileOps, capacity: int | No
     _take_boundaries(index, ends, done)
     if files:
         _LOG.warning(
-            "%s: a new index was made from %d extents: %d units with %d objects; %d units were lost",
+            "the index of %s was damaged; a new one was made from %d extents: %d units with %d objects, %d units lost",
             directory.path,
             done.extents,
             done.units,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -32,7 +33,7 @@ from kvloom.tiers.disk.checking import (
     in_parts,
     unit_list,
 )
-from kvloom.tiers.disk.directory import Directory
+from kvloom.tiers.disk.directory import Directory, why_unusable
 from kvloom.tiers.disk.extents import Pins
 from kvloom.tiers.disk.files import FileOps
 from kvloom.tiers.disk.format import PLACE
@@ -101,18 +102,20 @@ class DiskStore:
 
         Args:
             directory: for the store alone; made with mode 0700.
-            capacity_bytes: cap on everything in the directory, for all who use it; None: as it was last set.
+            capacity_bytes: cap on everything in the directory, for all who use it; None: as it was last set.  Where it
+                is lowered, what is worth least goes now.
             ops: file operations (tests replace them).
             clock: monotonic seconds, for pauses after failures.
             threads: that read.
             capacity_of_new: cap of a store that has none yet, where ``capacity_bytes`` is None.
 
         Raises StoreError for a directory that is not ours or not usable, FormatError for a store of a newer kvloom,
-        InputError for a cap that is too small, above 1024 TiB, or no whole number, and for ``threads`` that are none.
+        InputError for a cap that is too small, above 1024 TiB, or no whole number, for ``threads`` that are none, and
+        for a directory that is no path.
         """
+        _check_rest(directory, threads)
         for cap in (capacity_bytes, capacity_of_new):
             _check_cap(directory, cap)
-        _check_rest(directory, threads)
         ops = ops or FileOps()
         try:
             place = Directory(Path(directory), ops, create=create)
@@ -121,9 +124,8 @@ class DiskStore:
             made._index.create()
             made._index.run(made._settle)
         except OSError as error:
-            reason = error.strerror or error
             raise StoreError(
-                f"{directory} cannot be used as a store: {reason}; name a directory on a disk that you may write to"
+                f"{directory} cannot be used as a store: {why_unusable(Path(directory), error)}"
             ) from error
         return made
 
@@ -137,8 +139,12 @@ class DiskStore:
         if asked not in {None, have}:
             with index.write() as db:
                 set_meta(db, "capacity", self._capacity)
-        self._publisher.sweeper.collect(index)
-        add_parent_index(index, capacity(index))
+        cap = capacity(index)
+        if asked is not None and have and asked < have:
+            self._publisher.sweeper.make_room(index, cap, 0)
+        else:
+            self._publisher.sweeper.collect(index)
+        add_parent_index(index, cap)
 
     @property
     def name(self) -> str:
@@ -159,6 +165,11 @@ class DiskStore:
     def capacity(self) -> int:
         """Cap in bytes, as it was when this handle was opened."""
         return self._capacity or 0
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
 
     def __enter__(self) -> Self:
         return self
@@ -348,7 +359,7 @@ class DiskStore:
         """
         done: Counter[Outcome] = Counter()
         for unit in units(Path(path), lambda layout, at: self._index.run(lambda i: stored_chain(i, layout, at))):
-            done[self.publish(unit).outcome] += 1
+            done[Outcome.INCOMPLETE if unit is None else self.publish(unit).outcome] += 1
         return done
 
     # Inside
@@ -375,8 +386,10 @@ def _check_cap(directory: str | Path, cap: int | None) -> None:
 def _check_rest(directory: object, threads: object) -> None:
     if not isinstance(threads, int) or threads < 1:
         raise InputError(f"store {directory}: {threads!r} threads cannot read; use 1 or more")
-    if not isinstance(directory, str | Path) or "\0" in str(directory):
-        raise StoreError(f"{directory!r} is no path of a directory; name one, as text or a Path")
+    if not isinstance(directory, str | os.PathLike):
+        raise InputError(f"a store is named by the path of its directory, not by {type(directory).__name__}")
+    if "\0" in str(directory):
+        raise StoreError(f"{directory!r} is no path of a directory; name one")
 
 
 def _nowhere(_number: int, _payload: npt.NDArray[np.uint8]) -> None:

@@ -22,7 +22,7 @@ from kvloom.tiers.disk.index import DYING, OPEN, SEALED, Index, meta
 from kvloom.tiers.disk.marks import Keep, Marks, Snapshot, live_bytes, mark, snapshot
 from kvloom.tiers.disk.moving import Mover
 from kvloom.tiers.disk.rows import layout_id, nodes, put_node, with_objects
-from kvloom.tiers.disk.space import EXTENT_EXTRA, FIXED, Cap, fits
+from kvloom.tiers.disk.space import EXTENT_EXTRA, FIXED, Cap, fits, in_use
 from kvloom.tiers.disk.writer import NoRoomError
 from kvloom.types import AnyArray
 
@@ -64,20 +64,30 @@ class Sweeper:
         """Have ``more`` bytes free under the cap, whatever has to go for it but ``keep``; False when that fails."""
         with self._directory.locked(SWEEP_BYTE, exclusive=True):
             self.collect(index)
-            for part in STEPS:
-                if self._fits(index, cap, more):
-                    return True
-                if part == 0.0 and self._busy:
-                    return False  # Dropping everything would not help: somebody reads what is to go.
-                self._busy = False
-                self._again(index, cap, more, keep, part)
-            return self._fits(index, cap, more)
+            return self._evict(index, cap, more, keep)
+
+    def _evict(self, index: Index, cap: Cap, more: int, keep: Keep | None) -> bool:
+        for part in STEPS:
+            if self._fits(index, cap, more):
+                return True
+            if part == 0.0 and self._busy:
+                return False  # Dropping everything would not help: somebody reads what is to go.
+            self._busy = False
+            self._again(index, cap, more, keep, part)
+        return self._fits(index, cap, more)
 
     def gc(self, index: Index, cap: Cap) -> None:
-        """Collect orphans, drop what nobody needs, and copy extents together that are worth it."""
+        """Collect orphans, drop what nobody needs, and copy extents together that are worth it.
+
+        Where the cap was lowered and all that is not enough, what is worth least goes, too.
+        """
         with self._directory.locked(SWEEP_BYTE, exclusive=True):
             self.collect(index)
             self._again(index, cap, None, None, 1.0)
+            with index.read() as db:
+                over = in_use(db, index) > cap.bytes
+            if over:
+                self._evict(index, cap, 0, None)
 
     def clear(self, index: Index, cap: Cap, layout: int, root: bytes) -> int:
         """Drop all units of one namespace, and copy what else lies in their extents; returns how many units."""
