@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
 
 from kvloom.tiers.disk.directory import Directory
@@ -46,7 +45,7 @@ class Writer:
     def usable(self) -> bool:
         """Whether what is written to the present extent can be published: it is not disowned, and nobody removed it."""
         extent = self.extent
-        return extent is not None and extent is not self._disowned and os.fstat(extent.fd).st_nlink > 0
+        return extent is not None and extent is not self._disowned and self._ops.linked(extent.fd)
 
     def claim(self, index: Index, cap: Cap, size: int, *, headroom: int) -> None:
         """Have an extent with ``size`` bytes left, and beside it ``headroom`` under the cap.
