@@ -170,7 +170,7 @@ def test_bad_options(invoke, directory: Path, tmp_path: Path) -> None:
     for arguments, words in (
         (("clear", directory, "--layout", "ab"), "go together"),
         (("clear", directory, "--layout", "xy", "--namespace", "01" * 32), "not 64 hex digits"),
-        (("import", directory, tmp_path / "nothing"), "there is no such file"),
+        (("import", directory, tmp_path / "nothing"), "cannot be read: no such file"),
         (("import", tmp_path / "new", tmp_path / "nothing", "--capacity", "3 apples"), "size"),
         (("import", tmp_path / "new", tmp_path / "nothing", "--capacity", "1MiB"), "too small"),
         (("export", directory, tmp_path / "no" / "folder"), "No such file"),

@@ -254,7 +254,7 @@ def import_archive(
     if cap is not None and cap < MINIMUM:
         raise InputError(f"--capacity {capacity!r}: too small for a store; use at least {exact_size(MINIMUM)}")
     if not file.is_file():
-        raise StoreError(f"{file}: there is no such file; name an archive of kvloom store export")
+        raise StoreError(f"{file} cannot be read: no such file; name an archive of kvloom store export")
     if cap is None and (not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))):
         raise InputError(f"{directory} is no store yet, and a new one needs a cap; add --capacity SIZE, such as 16GiB")
     with _opened(directory, cap, create=True) as opened, streams.progress().status("importing"):
