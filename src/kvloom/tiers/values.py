@@ -35,8 +35,8 @@ class Outcome(enum.StrEnum):
     KNOWN = "known"
     """Everything was there already; nothing was written."""
     INCOMPLETE = "incomplete"
-    """Objects that the boundary needs were neither brought along nor are they stored (any more); or a digest of the
-    chain is stored already with other tokens, or in another place."""
+    """Objects that the boundary needs were neither brought along nor are they stored (any more); or a digest is
+    in the chain twice, or is stored already with other tokens or in another place."""
     NO_ROOM = "no_room"
     """The unit does not fit under the cap, whatever is evicted; or others read at present what would have to go."""
     UNAVAILABLE = "unavailable"
@@ -107,7 +107,7 @@ class Unit:
     Attributes:
         layout: 32 bytes, digest of the layout identity.
         root: 32 bytes, digest of the empty prefix in this namespace.
-        digests: uint8 ``[n, 32]``, n >= 1: of every node of the chain, all different; the last one is the boundary.
+        digests: uint8 ``[n, 32]``, n >= 1: of every node of the chain; the last one is the boundary.
         tokens: int32, of the whole chain.
         segment: tokens of every node but the last, which has the rest of them (at least one).
         objects: what is new, in the order in which it is to lie on the disk.
@@ -132,9 +132,6 @@ class Unit:
             raise InputError(f"tokens are int32 of one dimension, not {self.tokens.dtype} of shape {self.tokens.shape}")
         if not 1 <= self.segment <= MAX_NODE_TOKENS or -(-len(self.tokens) // self.segment) != n or n == 0:
             raise InputError(f"{len(self.tokens)} tokens in segments of {self.segment} are not a chain of {n} nodes")
-        data = self.digests.tobytes()
-        if len({data[at : at + DIGEST] for at in range(0, len(data), DIGEST)}) < n:
-            raise InputError(f"a digest is in the chain twice; each of its {n} nodes has its own")
         seen = set()
         for item in self.objects:
             key = (item.node, item.group, item.column)

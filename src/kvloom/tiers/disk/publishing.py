@@ -127,11 +127,13 @@ def draft(index: Index, unit: Unit) -> Draft:
 
 
 def agree(unit: Unit, chain: tuple[bytes, ...], stored: Stored) -> bool:
-    """Whether the stored nodes of a chain are where it has them, with the same tokens.
+    """Whether every node of a chain is another one, and those that are stored are where it has them, with its tokens.
 
     Digests of content cannot do otherwise; those of an archive, or of a caller who makes mistakes, can.
     """
     tokens, size = unit.tokens.astype("<i4").tobytes(), 4 * unit.segment
+    if len(set(chain)) < len(chain):
+        return False
     for i, digest in enumerate(chain):
         node = stored.get(digest)
         if node is None:
