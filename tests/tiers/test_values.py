@@ -47,8 +47,10 @@ def test_odd_ways_to_open_a_store(tmp_path: Path) -> None:
     for threads in (0, -1, 1.5, None, "2"):
         with pytest.raises(InputError, match="threads"):
             DiskStore.open(tmp_path / "store", 64 * MIB, threads=threads)  # type: ignore[arg-type]
-    for path in ("a\0b", b"bytes", 5, None):
-        with pytest.raises(StoreError, match="no path"):
+    with pytest.raises(StoreError, match="no path"):
+        DiskStore.open("a\0b", 64 * MIB)
+    for path in (b"bytes", 5, None):
+        with pytest.raises(InputError, match="by the path of its directory"):
             DiskStore.open(path, 64 * MIB)  # type: ignore[arg-type]
     assert not list(tmp_path.iterdir())
 
