@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.core.specs import FULL_WINDOW, V4
-from tests.transfer.rude import Rude
+from tests.transfer.rude import Rude, held_back
 from tests.transfer.world import SALTS, Tokens, World, draw
 
 from kvloom.errors import CapacityError
 from kvloom.tiers.contract import Tier
 from kvloom.tiers.disk import DiskStore
 from kvloom.tiers.host import HostStore
-from kvloom.tiers.values import Published, Unit
 from kvloom.transfer.options import Admission, TransferOptions
 from kvloom.types import Grade
 
@@ -204,22 +203,16 @@ def test_what_was_fetched_ahead_makes_room_for_who_is_here() -> None:
     world.cold.close()
 
 
-def held_back(may: threading.Event) -> Callable[[Tier, Unit], Published]:
-    """A ``publish`` that waits until it may."""
-
-    def publish(inner: Tier, unit: Unit) -> Published:
-        assert may.wait(10)
-        return inner.publish(unit)
-
-    return publish
-
-
 def test_an_end_on_its_way_to_a_tier_is_waited_for() -> None:
     """The device has dropped it meanwhile, and until its store ends no tier has it either."""
     slow, may = Rude(HostStore(8 * MIB)), threading.Event()
-    slow.faults["publish"] = held_back(may)
     world = World(FULL_WINDOW, 1 * MIB, [slow], TransferOptions(gpu_watermark=0.001))
-    prompt = draw(random.Random(12), 43)
+    prompt, other = draw(random.Random(12), 43), draw(random.Random(14), 43)
+    for _ in range(2):  # what is compiled on the way is, before anything is waited for
+        world.serve(other)
+        world.settled()
+        world.manager.evict(1 << 30)
+    slow.faults["publish"] = held_back(may)
     world.serve(prompt)
     world.manager.evict(1 << 30)
     ids = np.array(prompt, dtype=np.int32)

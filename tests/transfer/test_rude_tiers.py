@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.core.specs import FULL_WINDOW
-from tests.transfer.rude import Rude
+from tests.transfer.rude import Rude, held_back
 from tests.transfer.world import Tokens, World, draw
 
 from kvloom.testing.faults import FaultyTier, Plan
 from kvloom.tiers.contract import Tier
 from kvloom.tiers.disk import DiskStore
 from kvloom.tiers.host import HostStore
-from kvloom.tiers.values import Published, Unit
 from kvloom.transfer.hierarchy import LOAD_ROOM_PATIENCE
 from kvloom.transfer.keeping import END_PATIENCE_S
 from kvloom.transfer.options import ColdForm, TransferOptions
@@ -181,20 +180,10 @@ def test_d10_a_tier_that_does_not_answer_costs_one_patience(what: str) -> None:
     world.cold.close(10)
 
 
-def waits_for(door: threading.Event) -> Any:
-    """A ``publish`` that hangs until the door opens."""
-
-    def publish(inner: Tier, unit: Unit) -> Published:
-        assert door.wait(60)
-        return inner.publish(unit)
-
-    return publish
-
-
 def test_d10_ends_that_a_tier_does_not_take_are_waited_for_once() -> None:
     """The device has dropped them; who asks again while the same store hangs computes at once."""
     tier, door = Rude(HostStore(8 * MIB)), threading.Event()
-    tier.faults = {"publish": waits_for(door)}
+    tier.faults = {"publish": held_back(door)}
     world = World(FULL_WINDOW, MIB, [tier], TransferOptions(gpu_watermark=0.001))
     prompt = draw(random.Random(12), 43)
     world.serve(prompt)
@@ -218,7 +207,7 @@ def test_d10_slots_that_a_tier_does_not_let_go_of_are_waited_for_once() -> None:
     world.serve(stored)
     world.settled()
     world.manager.evict(1 << 30)
-    tier.faults = {"publish": waits_for(door)}
+    tier.faults = {"publish": held_back(door)}
     world.serve(running)
     with takes_less_than(2.5 * LOAD_ROOM_PATIENCE):
         for _ in range(6):
